@@ -244,7 +244,10 @@ def tuned(
 
 
 def steps_for(
-    make: Callable[[], ed.EveryDepth], texts: Tensor, seconds: float, precision: str
+    make: Callable[[], ed.EveryDepth],
+    texts: Tensor,
+    seconds: float,
+    precision: str = "fp32",
 ) -> int:
     """How many steps the budget pays for, by the CPU seconds of four on another model."""
     net = make()

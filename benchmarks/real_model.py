@@ -19,17 +19,22 @@ import argparse
 import json
 import math
 import os
-import statistics
 import time
-from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import transformers
-from record import SMOKE, machine, record_times, recorded_times, sized
+from record import (
+    SMOKE,
+    by_cpu_time,
+    machine,
+    record_times,
+    recorded_times,
+    sized,
+    typical,
+)
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
@@ -38,7 +43,7 @@ import everydepth as ed
 from everydepth.data import Corpus
 from everydepth.data import load as load_data
 from everydepth.environment import DATA_VARIABLE
-from everydepth.exits.generation import Generation, speculative
+from everydepth.exits.generation import Generation
 from everydepth.exits.load import load as load_folder
 from everydepth.stream.balcony import Balcony, has_balconies
 
@@ -75,15 +80,6 @@ def tokens(model: Any, rows: int, length: int) -> Tensor:
     return torch.randint(3, model.config.vocab_size, (rows, length), generator=random)
 
 
-@contextmanager
-def by_cpu_time() -> Generator[None]:
-    """What measures itself reads CPU time."""
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(time, "perf_counter", time.process_time))
-        stack.enter_context(patch.object(speculative, "clock", time.process_time))
-        yield
-
-
 def seconds(run: Callable[[], object]) -> float:
     start = time.process_time()
     run()
@@ -98,11 +94,6 @@ def turns(ways: dict[str, Callable[[], object]], rounds: int = ROUNDS) -> dict[s
 
 def best(ways: dict[str, Callable[[], object]]) -> dict[str, float]:
     return {name: min(times) for name, times in turns(ways).items()}
-
-
-def typical(slow: list[float], fast: list[float]) -> float:
-    """The median of the rounds' ratios: neighbors on the machine disturb both of a round."""
-    return statistics.median(a / b for a, b in zip(slow, fast, strict=True))
 
 
 def profiled(model: Any) -> dict[str, Any]:

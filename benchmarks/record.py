@@ -14,10 +14,15 @@ import json
 import os
 import re
 import shutil
+import statistics
 import sys
 import tempfile
+import time
+from collections.abc import Generator, Iterable
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 from everydepth import environment
 
@@ -30,6 +35,22 @@ SMOKE = "EVERYDEPTH_SMOKE" in os.environ
 RESULTS = Path(tempfile.mkdtemp()) if SMOKE else Path(__file__).parent / "results"
 if SMOKE:
     atexit.register(shutil.rmtree, RESULTS)
+
+
+@contextmanager
+def by_cpu_time() -> Generator[None]:
+    """What measures itself reads CPU time: cores may be shared."""
+    from everydepth.exits.generation import speculative
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(time, "perf_counter", time.process_time))
+        stack.enter_context(patch.object(speculative, "clock", time.process_time))
+        yield
+
+
+def typical(slow: Iterable[float], fast: Iterable[float]) -> float:
+    """The median of the rounds' ratios: neighbors on the machine disturb both of a round."""
+    return statistics.median(a / max(b, 1e-9) for a, b in zip(slow, fast, strict=True))
 
 
 def no_options() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from everydepth.config import Config, checked, filled, plain, setting
+from everydepth.config import Config, Whole, checked, filled, plain, setting
 from everydepth.errors import SettingError
 from everydepth_papers.verdict import of_interval
 
@@ -144,3 +144,73 @@ def test_the_keys_of_a_mapping_are_no_numbers(values: object) -> None:
 
     with pytest.raises(SettingError, match="use several, each a number"):
         largest(values)  # type: ignore[arg-type]
+
+
+def _endless() -> dict[str, object]:
+    found: dict[str, object] = {}
+    found["itself"] = found
+    return found
+
+
+def _nested(depth: int = 5000) -> list[object]:
+    found: list[object] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (10**5000, "<int that cannot be printed>"),
+        (_nested(), "<list that cannot be printed>"),
+        (_endless(), r"\{'itself': \{...\}\}"),
+        ([1] * 3000, r"\[1, 1, .*\.\.\."),
+    ],
+    ids=["huge", "deep", "endless", "long"],
+)
+def test_a_refused_value_is_shown_in_few_words(value: object, said: str) -> None:
+    @checked
+    def counted(number: int) -> int:
+        return number
+
+    with pytest.raises(SettingError, match=rf"counted\(number={said}\); use") as caught:
+        counted(value)  # type: ignore[arg-type]
+    assert len(str(caught.value)) < 200
+    with pytest.raises(SettingError, match=rf"minutes={said}; use"):
+        Oven(minutes=value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        _endless(),
+        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+        torch.eye(2).to_sparse(),
+        torch.ones(2).to(torch.float8_e4m3fn),
+        np.arange(3, dtype=">i8"),
+    ],
+    ids=["endless", "nested", "sparse", "float8", "other bytes"],
+)
+def test_what_torch_cannot_use_is_refused_once_it_has_failed(value: object) -> None:
+    @checked
+    def used(values: Any) -> int:
+        raise RuntimeError("not implemented")
+
+    with pytest.raises(SettingError, match=r"(?s)used\(values=.*use numbers, in memory"):
+        used(value)
+
+
+def test_what_is_too_large_or_too_deep_is_named_once_it_has_failed() -> None:
+    @checked
+    def made(size: Whole, of: Any = None) -> Any:
+        if of == "zeros":
+            return bytes(8) * size
+        return np.zeros((size, 2)) if of is None else repr(of)
+
+    with pytest.raises(SettingError, match=r"made\(size=9223372036854775807\): .*smaller number"):
+        made(2**63 - 1)
+    with pytest.raises(SettingError, match="made got something that holds itself, or is nested"):
+        made(1, _nested())
+    with pytest.raises(SettingError, match="made needs more memory than there is"):
+        made(2**58, "zeros")

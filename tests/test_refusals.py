@@ -1036,6 +1036,8 @@ def test_only_what_the_system_refuses_is_explained() -> None:
         explained("it failed"),
     ):
         raise PermissionError(13, "Permission denied")
+    with pytest.raises(RunError, match="it failed: it does not fit into"), explained("it failed"):
+        raise MemoryError
 
 
 class DepthOnly(EveryDepthError):

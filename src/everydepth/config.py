@@ -87,10 +87,10 @@ class Config:
     @classmethod
     def _checked(cls, name: str, value: Any) -> Any:
         hint, about = hints_of(cls)[name], settings_of(cls)[name]
-        value = _tidied(value, hint)
-        if _fits(value, hint) and _within(value, about):
-            return value
-        raise SettingError(f"{cls._label()}{name}={value!r}; use {_wanted(hint, about)}")
+        tidied = _tidied(value, hint)
+        if _suits(tidied, hint, about):
+            return tidied
+        raise SettingError(f"{cls._label()}{name}={brief(tidied)}; use {_wanted(hint, about)}")
 
     @classmethod
     def _label(cls) -> str:
@@ -180,6 +180,15 @@ def plain(value: Any) -> Any:
     return str(value)  # paths, devices, classes
 
 
+def brief(value: Any) -> str:
+    """A value in an error message: cut short, and in words if Python cannot print it."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - of any class; also integers of thousands of digits
+        return f"<{type(value).__name__} that cannot be printed>"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 def checked(function: F) -> F:
     """Turn failures due to arguments of the wrong type into a `SettingError` that names them.
 
@@ -220,6 +229,7 @@ def _checked(function: F, *, stores: bool = False) -> F:
             raise
         except Exception as error:
             wrong = _misfit(function, args, named, _hints_with_limits(function))
+            wrong = wrong or _too_much(function, args, named, error)
             if wrong is None:
                 raise
             raise SettingError(wrong) from error
@@ -240,7 +250,7 @@ def _check_arguments(
     twice = next((name for name, _ in zip(parameters, args, strict=False) if name in named), None)
     if twice is not None and parameters[twice].kind is Parameter.POSITIONAL_OR_KEYWORD:
         raise SettingError(
-            f"{_name_of(function)} got {twice!r} twice, also as {named[twice]!r:.80}; leave it out"
+            f"{_name_of(function)} got {twice!r} twice, also as {brief(named[twice])}; leave it out"
         )
     if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
         known = [name for name in parameters if name != "self"]
@@ -297,10 +307,28 @@ def _misfit(
         if not about.finite and isinstance(value, float):
             continue
         fits = _is_outside if at_once and about is _NO_LIMITS else _is
-        if not (any(fits(value, kind) for kind in alternatives(hint)) and _within(value, about)):
+        if not _suits(value, hint, about, fits):
             wanted = _wanted(hint, about) if _readable(value) else "numbers, in memory"
-            return f"{_name_of(function)}({name}={value!r:.80}); use {wanted}"
+            return f"{_name_of(function)}({name}={brief(value)}); use {wanted}"
     return None
+
+
+def _too_much(
+    function: Callable[..., Any], args: Any, named: Mapping[str, Any], error: Exception
+) -> str | None:
+    """An error message if something given may have been too large or too deep; None otherwise."""
+    name = _name_of(function)
+    if isinstance(error, RecursionError):
+        return f"{name} got something that holds itself, or is nested too deeply; make it flatter"
+    if isinstance(error, MemoryError):
+        return f"{name} needs more memory than there is ({error}); give it less at a time"
+    given = zip(_signature(function).parameters, args, strict=False)
+    large = (f"{key}={brief(x)}" for key, x in (*given, *named.items()) if _is_large(x))
+    return next((f"{name}({one}): {error}; use a smaller number" for one in large), None)
+
+
+def _is_large(value: Any) -> bool:
+    return isinstance(value, int) and abs(value) >= 2**31
 
 
 def _is_infinite(value: Any, hint: Any) -> bool:
@@ -386,6 +414,16 @@ def _tidied(value: Any, hint: Any) -> Any:
     return value
 
 
+def _suits(
+    value: Any, hint: Any, about: Setting, fits: Callable[[Any, Any], bool] | None = None
+) -> bool:
+    try:
+        found = any((fits or _is)(value, kind) for kind in alternatives(hint))
+    except RuntimeError:  # a collection that holds itself, or a tensor that has no sizes
+        return False
+    return found and _within(value, about)
+
+
 def _fits(value: Any, hint: Any) -> bool:
     kinds = alternatives(hint)
     return any(_is(value, kind) for kind in kinds)
@@ -430,11 +468,18 @@ def _is(value: Any, kind: Any) -> bool:
 
 
 def _readable(value: Any) -> bool:
-    """False for arrays of texts or objects and tensors without storage, also inside a mapping."""
+    """False for arrays and tensors, also inside a mapping, whose numbers torch cannot use."""
     if isinstance(value, Mapping):
-        return all(map(_readable, cast(Mapping[Any, Any], value).values()))
-    kind = getattr(getattr(value, "dtype", None), "kind", "f")  # only NumPy's have one
-    return kind in "biufc" and not getattr(value, "is_meta", False)
+        try:
+            return all(map(_readable, cast(Mapping[Any, Any], value).values()))
+        except RecursionError:  # it holds itself
+            return False
+    dtype = getattr(value, "dtype", None)  # only NumPy's have a kind and a byte order
+    if getattr(dtype, "kind", "f") not in "biufc" or not getattr(dtype, "isnative", True):
+        return False
+    if str(dtype).startswith(("torch.float4", "torch.float8")):  # nothing computes with them
+        return False
+    return not any(getattr(value, name, False) for name in ("is_meta", "is_nested", "is_sparse"))
 
 
 def _loose(kind: type) -> bool:

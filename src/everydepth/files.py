@@ -128,6 +128,8 @@ def explained(what: str, kind: type[EveryDepthError] = RunError) -> Generator[No
         after = _NEXT.get(error.errno or 0, "check the path and the disk")
         reason = error.strerror or str(error) or type(error).__name__
         raise kind(f"{what}: {reason}{f' ({name})' if name else ''}; {after}") from error
+    except MemoryError as error:
+        raise kind(f"{what}: it does not fit into memory; use a smaller one") from error
     except UnicodeError as error:
         raise kind(f"{what}: it is not text ({error}); restore it from a copy") from error
     except ValueError as error:

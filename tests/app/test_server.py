@@ -139,6 +139,15 @@ def test_a_function_that_is_not_there_is_the_mistake_of_who_asks(
         assert client.post(JOIN, content=body).status_code == 400
 
 
+@pytest.mark.parametrize("path", [JOIN, "/gradio_api/cancel", "/gradio_api/reset"])
+@pytest.mark.parametrize("body", [b'{"a": NaN}', b'{"a": "\\ud800"}', b"{", b"[" * 5000])
+def test_what_an_answer_could_not_repeat_is_a_bad_request(
+    path: str, body: bytes, client: TestClient
+) -> None:
+    kind = {"content-type": "application/json"}
+    assert client.post(path, content=body, headers=kind).status_code == 400
+
+
 def test_other_sites_get_no_answer(client: TestClient) -> None:
     """Also not where no answer is needed to do harm: a form of another site can post here."""
     for origin in ("http://evil.example", "null", "http://127.0.0.1:1", "http://["):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import everydepth as ed
 from everydepth.architectures.cifar_resnet import CifarResNetConfig, PadShortcut
 from everydepth.errors import SettingError, UnsupportedModelError
+from everydepth.stream.discovery import DiscoveredStream
 
 POST = [name for name in ENTRIES if "ResNet" in name and "-pre-" not in name]
 ALL = [name for name in ENTRIES if "ResNet" in name]
@@ -78,6 +79,29 @@ def test_a_pre_activation_readout_is_not_one_affine_map_and_says_so() -> None:
     stream: Any = ed.as_stream(model)
     with pytest.raises(UnsupportedModelError, match="reads out through a ReLU"):
         stream.fused(1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ALL)
+def test_a_resnet_that_was_discovered_is_cut_and_followed_further(name: str) -> None:
+    model, batch = ENTRIES[name].make()
+    stream = DiscoveredStream(model)
+    for depth in range(1, stream.depth + 1):
+        cut = ed.as_stream(ed.at_depth(stream, depth))
+        assert cut.depth == depth
+        found = cut.prediction(cut.call(batch))
+        torch.testing.assert_close(found, stream.observe(batch).logits(depth))
+    report = ed.check_stream(stream, batch)
+    assert report.ok, str(report)
+    labels = torch.zeros(len(batch["pixel_values"]), dtype=torch.long)
+    assert ed.profile(stream, [{**batch, "labels": labels}], progress=False).depths
+
+
+def test_an_option_of_an_adapter_that_does_not_fit_is_named() -> None:
+    model, _ = ENTRIES["CLIPModel-vision"].make()
+    model.vision_model.encoder.layers[1] = nn.Identity()
+    with pytest.raises(UnsupportedModelError, match="parts of this CLIPModel were replaced"):
+        ed.as_stream(model, tower="vision")
 
 
 def test_depth_six_n_plus_two_is_checked() -> None:

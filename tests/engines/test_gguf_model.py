@@ -22,6 +22,8 @@ from everydepth.engines.gguf_file import GGUF
 from everydepth.errors import ExportError, SettingError, UnsupportedModelError
 
 WIDTH, HEADS, BLOCKS = 32, 4, 3
+PARTIAL = {"rope_type": "default", "rope_theta": 5e4, "partial_rotary_factor": 0.5}
+WHOLE = {"partial_rotary_factor": 1.0}
 
 
 def language_model(kind: str, tokenizer: Any, **settings: Any) -> Any:
@@ -40,16 +42,44 @@ def language_model(kind: str, tokenizer: Any, **settings: Any) -> Any:
     return getattr(hf, f"{kind}ForCausalLM")(config).eval()
 
 
-@pytest.mark.parametrize(
-    ("kind", "dtype", "settings"),
-    [
-        ("Llama", torch.float32, {"tie_word_embeddings": True}),
-        ("Llama", torch.bfloat16, {"head_dim": 16, "rope_theta": 100000}),
-        ("Mistral", torch.float16, {"sliding_window": None}),
-        ("Qwen2", torch.float32, {}),
-        ("Qwen3", torch.float32, {"head_dim": 16}),
-    ],
-)
+KINDS: list[tuple[str, torch.dtype, dict[str, Any]]] = [
+    ("Llama", torch.float32, {"tie_word_embeddings": True}),
+    ("Llama", torch.bfloat16, {"head_dim": 16, "rope_theta": 100000}),
+    ("Mistral", torch.float16, {"sliding_window": None}),
+    ("Qwen2", torch.float32, {}),
+    ("Qwen3", torch.float32, {"head_dim": 16}),
+]
+# The package gguf writes these; transformers does not read all of them.
+OTHERS: list[tuple[str, torch.dtype, dict[str, Any]]] = [
+    ("Arcee", torch.float32, {"head_dim": 8}),
+    ("Ernie4_5", torch.float32, {"head_dim": 8}),
+    ("Olmo2", torch.float32, {"pad_token_id": None, "eos_token_id": 0}),
+    ("Phi3", torch.float32, {"pad_token_id": None, "rope_parameters": PARTIAL}),
+    ("SeedOss", torch.float32, {"head_dim": 8}),
+    ("SmolLM3", torch.float32, {"pad_token_id": None, "num_hidden_layers": 5}),
+    ("StableLm", torch.float32, {"rope_parameters": PARTIAL}),
+    # llama.cpp looks its activation up in a table of half precision.
+    ("Starcoder2", torch.float16, {"sliding_window": None, "rope_parameters": PARTIAL | WHOLE}),
+]
+
+
+@pytest.mark.parametrize(("kind", "dtype", "settings"), OTHERS)
+def test_llama_cpp_agrees_with_other_architectures(
+    kind: str, dtype: torch.dtype, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    tokenizer = byte_level()
+    model = language_model(kind, tokenizer, bos_token_id=0, **settings).to(dtype)
+    depth = model.config.num_hidden_layers - 1  # four blocks of SmolLM3: the last has no positions
+    out = ed.export(model, tmp_path / "out", depth=depth, format="gguf", tokenizer=tokenizer)
+    assert GGUF.read(out / "model.gguf").depth == depth
+
+
+def test_every_architecture_that_can_be_written_is_tested() -> None:
+    types = {getattr(hf, f"{kind}Config").model_type for kind, *_ in (*KINDS, *OTHERS)}
+    assert types == gguf_model._NAMES.keys()
+
+
+@pytest.mark.parametrize(("kind", "dtype", "settings"), KINDS)
 def test_llama_cpp_gives_the_log_probabilities_of_the_cut_model(
     kind: str, dtype: torch.dtype, settings: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,9 @@ from torch import Tensor
 from everydepth.errors import SettingError
 from everydepth.exits import FullDepthWarning, calibrate
 from everydepth.exits.calibrate import Outcomes, by_the_clock, certified
+from everydepth.exits.card import model_card
 from everydepth.exits.clock import ExitClock, block_speedup
+from everydepth.exits.export import Manifest
 from everydepth.exits.policies import NEVER, Confidence, layer_speedup
 from everydepth.exits.risk import Counts, bounded_p_value, paired_p_value
 from everydepth.stream import as_stream
@@ -66,8 +70,32 @@ def test_exits_that_pay_are_kept_with_their_speed_up() -> None:
     assert found.certificate is not None
     assert found.certificate.clock is not None
     assert found.certificate.clock > 1.5
-    assert "saves blocks (2.67x, or 2.67x weighted by their time)" in found.certificate.note
     assert "the speed, in batches of" in found.certificate.note
+
+
+def test_a_certificate_tells_blocks_by_number_and_by_time() -> None:
+    policy = certified(easy(), Confidence, risk=0.05, delta=0.05)
+    assert policy.certificate is not None
+    assert policy.certificate.block_speedup is None
+    assert policy.certificate.saved == "2.67x fewer blocks"
+    dear = replace(clock(0.05), each=np.array([10.0, 1, 1, 1, 1, 1]) / 8)
+    found, model = by_the_clock(policy, easy(), dear, decides=False), torch.nn.Linear(1, 1)
+    assert found.certificate is not None
+    # Three quarters leave after the first block, which takes as long as ten of the others.
+    assert found.certificate.block_speedup == pytest.approx(15 / (10 + 5 / 4))
+    assert found.certificate.saved == "2.67x fewer blocks, which take 1.33x less time"
+    assert found.certificate.saved in found.certificate.note
+    assert found.certificate.saved in model_card(
+        Manifest(model="ViT", depth=6, of=6, format="hf", exits=True),
+        model,
+        profile=None,
+        policy=found,
+        usage="",
+    )
+    assert Confidence.from_json(found.to_json()) == found
+    older: dict[str, Any] = json.loads(found.to_json())
+    del older["certificate"]["block_speedup"]
+    assert Confidence.from_json(json.dumps(older)).certificate is not None
 
 
 def test_exits_that_do_not_pay_give_the_full_model_and_say_so() -> None:

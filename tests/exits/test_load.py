@@ -20,6 +20,7 @@ from everydepth.exits.load import (
     _parsing,  # pyright: ignore[reportPrivateUsage]
     model_folder,
 )
+from everydepth.files import tensor_header
 from everydepth.runs import Run
 from everydepth.stream import as_stream
 from everydepth.tracing import sentence_encoder
@@ -104,6 +105,26 @@ def test_a_torn_file_is_refused(cut: int, tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:cut])
     with pytest.raises(DataError, match=r"cannot be read .*restore its safetensors files"):
         load(tmp_path, depth=1)
+
+
+@pytest.mark.parametrize(
+    ("saved", "claimed"), [("F32", "I32"), ("BF16", "I16"), ("BF16", "F16"), ("F16", "BF16")]
+)
+def test_bits_of_another_type_are_refused_also_without_checksums(
+    saved: str, claimed: str, tmp_path: Path
+) -> None:
+    model, _ = ENTRIES["ViT"].make()
+    kinds = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+    model.to(kinds[saved]).save_pretrained(tmp_path)
+    load(tmp_path)
+    file = tmp_path / "model.safetensors"
+    header, start = tensor_header(file)
+    header["classifier.weight"]["dtype"] = claimed
+    lied = json.dumps(header).encode()
+    file.write_bytes(len(lied).to_bytes(8, "little") + lied + file.read_bytes()[start:])
+    for depth in (None, 1):
+        with pytest.raises(DataError, match=r"holds .*\.weight as .*float16|as int(16|32), unlike"):
+            load(tmp_path, depth=depth)
 
 
 def test_bad_input_is_refused_with_the_next_step(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ def in_two(*words: str, timeout: int = 240) -> None:
     """
     source = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
     shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    shared["SPARE_PORTS"] = " ".join(str(free_port()) for _ in range(8))
     shared |= {"MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1", "PYTHONPATH": source}
     both = [
         subprocess.Popen(

@@ -19,9 +19,13 @@ from tests.helpers.training import digits, gpt2, net, points, vit
 
 import everydepth as ed
 from everydepth.data import Points, batches
-from everydepth.errors import DataError, LabelError, RunError, SettingError
+from everydepth.errors import EveryDepthError, LabelError, RunError, SettingError
+from everydepth.runs import together
 from everydepth.training import Callback, FitResult, Training
 
+SPARE_PORTS = os.environ.get("SPARE_PORTS", "").split()
+# By the moment, which process fails alone; process 0 is the one that holds what others read.
+FAILING = {"gradients": 0, "forward": 1, "backward": 1}
 SETTINGS: dict[str, Any] = {
     "steps": 6,
     "batch_size": 16,
@@ -91,8 +95,29 @@ class Sevens(Points):
         return super().batch(indices)
 
 
+class Failing(Callback):
+    """One process fails in step 3, at some moment."""
+
+    def __init__(self, moment: str, process: int) -> None:
+        self.moment, self.process = moment, process
+
+    def _fail(self, *_: Any) -> None:
+        if PartialState().process_index == self.process:
+            raise ValueError(f"failed in {self.moment}")
+
+    def on_gradients(self, training: Training) -> None:
+        if training.step == 2 and self.moment == "gradients":
+            self._fail()
+
+    def on_step(self, training: Training) -> None:
+        if training.step == 2 and self.moment == "forward":
+            training.model.register_forward_pre_hook(self._fail)
+        if training.step == 2 and self.moment == "backward":
+            next(training.model.parameters()).register_hook(self._fail)
+
+
 def wrong_in_one(folder: Path) -> None:
-    """Errors that one process finds in its rows, in the first step or later."""
+    """Errors of one process, in its rows or anywhere else, in the first step or later."""
     how: dict[str, Any] = {"batch_size": 4, "steps": 8, "shuffle": False, "progress": False}
     for name, row in (("first", 3), ("later", 13), ("held_out", None)):
         rows, held_out = digits(32), digits(16, "test")
@@ -102,10 +127,24 @@ def wrong_in_one(folder: Path) -> None:
         def act(rows: Any = rows, held_out: Any = held_out, where: Path = folder / name) -> None:
             ed.fit(ed.EveryDepth(vit()), rows, held_out, run=where, save_every=1, **how)
 
-        written(act, LabelError, folder / f"wrong_{name}")
+        alone(act, folder / f"wrong_{name}")
     unread = points(32)
     data = Sevens(unread.inputs, unread.labels)
-    written(lambda: ed.fit(net(), data, **how), (DataError, OSError), folder / "wrong_unread")
+    alone(lambda: ed.fit(net(), data, **how), folder / "wrong_unread")
+    for moment, process in FAILING.items():
+        ways: Any = {"callbacks": [Failing(moment, process)], "save_every": 1, **how}
+        run = folder / moment
+        alone(lambda: ed.fit(net(), points(32), run=run, **ways), folder / f"wrong_{moment}")  # noqa: B023
+
+
+def alone(action: Any, file: Path) -> None:
+    """What an error of one process said in each, after which they have no group any more."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(together, "AGREE", 0.5)
+        written(action, (EveryDepthError, OSError, ValueError), file)
+    os.environ["MASTER_PORT"] = SPARE_PORTS.pop()
+    AcceleratorState._reset_state(reset_partial_state=True)
+    PartialState(cpu=True)
 
 
 def use_fsdp() -> None:

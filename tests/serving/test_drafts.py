@@ -15,6 +15,7 @@ from torch import nn
 
 import everydepth as ed
 from everydepth.exits.generation.drafting import DraftHead
+from everydepth.exits.generation.lookup import Lookup
 from everydepth.exits.generation.pacing import Ledger, Pace
 from everydepth.exits.generation.sampling import Draft, Sampling
 from everydepth.serving import (
@@ -34,7 +35,8 @@ from everydepth.stream import ResidualStream, as_stream
 def seconds(
     model: nn.Module, course_of: Callable[[ResidualStream, Callable[[], float]], Course]
 ) -> float:
-    """What 200 tokens of one row take, if a call of a block is a second and a draft's words two."""
+    """What 200 tokens of one row take, if a call of a block is a second, a draft's words two and a
+    look at the text a third."""
     stream, now = as_stream(model), [0.0]
 
     def tick(*_: Any) -> None:
@@ -44,11 +46,16 @@ def seconds(
         now[0] += 2
         return draft(head, *given, **named)
 
+    def looking(*given: Any) -> Lookup:
+        now[0] += 1 / 3
+        return Lookup(*given)
+
     draft = DraftHead.draft
     batch = SharedBatch(stream)
     batch.join(Row(course_of(stream, lambda: now[0]), [3, 4], limit=200))
     with ExitStack() as stack:
         stack.enter_context(patch.object(DraftHead, "draft", dear))
+        stack.enter_context(patch("everydepth.serving.drafts.Lookup", looking))
         for block in stream.blocks:
             # A part of each block: the block itself is also called to learn how it is called.
             part = next(block.module.children())
@@ -67,8 +74,14 @@ def test_drafts_that_are_never_right_cost_next_to_nothing(talker: Talker) -> Non
         team = DepthTeam(stream, 1, stream.depth, clock=clock, always=True)
         return Drafting(team, prompt=[3, 4], tokens=200)
 
+    def quoting(stream: ResidualStream, clock: Callable[[], float]) -> Course:
+        team = TextTeam(stream, 0, stream.depth, clock=clock)
+        return Drafting(team, prompt=[3, 4], tokens=200)
+
     plain = seconds(talker.model, lambda stream, _: Plain(stream.depth, Sampling()))
     assert plain <= seconds(talker.model, drafting) <= 1.02 * plain
+    with patch.object(Pace, "rate", lambda *_: 0.0):  # it looks and never drafts
+        assert plain < seconds(talker.model, quoting) <= 1.02 * plain
     assert seconds(talker.model, eager) > 1.02 * plain
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from tests.zoo import VOCABULARY
 
 import everydepth as ed
 from everydepth.errors import BatchError, UnsupportedModelError
+from everydepth.exits.generation.parts import Parts
 from everydepth.exits.generation.sampling import Sampling
 from everydepth.serving import (
     DepthTeam,
@@ -30,6 +32,7 @@ from everydepth.serving import (
     application,
 )
 from everydepth.serving.cache import RowCache
+from everydepth.serving.shared import joined
 from everydepth.stream import ResidualStream, as_stream
 
 KINDS = (
@@ -177,6 +180,73 @@ def test_a_block_runs_once_for_all_rows_that_need_it() -> None:
     assert batch.work.calls == stream.depth
     assert batch.work.passes == 1 + 2 + 2 * stream.depth
     assert batch.work.readouts == 4
+
+
+def test_a_block_runs_once_though_rows_read_different_numbers_of_tokens() -> None:
+    model = talkative(decoder(DECODERS[0]))
+    stream = as_stream(model)
+    prompts = [[3 + i] * length for i, length in enumerate((4, 1, 7, 4))]
+    for joins, calls in ((True, 1), (False, 3)):
+        batch = SharedBatch(stream, joins=joins)
+        rows = [Row(Plain(stream.depth, Sampling()), prompt, limit=5) for prompt in prompts]
+        batch.join(rows[0])
+        batch.round()
+        for row in rows[1:]:
+            batch.join(row)
+        batch.round()  # one writes, three read their prompts
+        assert batch.work.calls == calls * stream.depth
+        assert batch.work.passes == (1 + 1 + 7 + 4) * stream.depth
+        while batch.rows:
+            batch.round()
+        for row, prompt in zip(rows, prompts, strict=True):
+            alone = ed.generate(model, prompt, max_new_tokens=5, eos_token_id=())
+            assert row.said == alone.tokens[0]
+
+
+def test_prompts_share_a_chunk_so_that_many_of_them_block_nobody() -> None:
+    model = talkative(decoder(DECODERS[0]))
+    stream = as_stream(model)
+    batch = SharedBatch(stream, chunk=4)
+    first = Row(Plain(stream.depth, Sampling()), [3, 4], limit=12)
+    rows = [Row(Plain(stream.depth, Sampling()), [5 + i] * 9, limit=2) for i in range(3)]
+    batch.join(first)
+    batch.round()
+    for row in rows:
+        batch.join(row)
+    while not all(row.said for row in rows):
+        before = len(first.said)
+        batch.round()
+        assert len(first.said) == before + 1
+        assert batch.work.passes <= (4 + len(batch.rows)) * stream.depth
+    while batch.rows:
+        batch.round()
+    for row in rows:
+        alone = ed.generate(model, row.tokens[:9], max_new_tokens=2, eos_token_id=())
+        assert row.said == alone.tokens[0]
+
+
+def test_rows_whose_attention_does_not_tell_them_apart_get_calls_of_their_own() -> None:
+    assert joined(as_stream(talkative(decoder(DECODERS[0]))))
+    other = talkative(decoder(DECODERS[0]))
+    other.config._attn_implementation = "eager"
+    assert not SharedBatch(as_stream(other)).joins
+    check_model(other, [("greedy", 2, [3] * n, 6) for n in (5, 2, 1, 5)], pause=1, chunk=4)
+
+
+@pytest.mark.parametrize("wrong", ["keys are changed", "masks are copied"])
+def test_attention_that_does_something_of_its_own_is_found_out(wrong: str) -> None:
+    model = talkative(decoder("Llama-untied"))
+    attended = Parts.attend
+
+    def other(self: Parts, attention: Any, module: Any, query: Any, mask: Any, **more: Any) -> Any:
+        if wrong == "masks are copied":
+            return attended(self, attention, module, query, mask.clone(), **more)
+        assert self.found is not None
+        self.found = [(2 * keys, values) for keys, values in self.found]
+        return attended(self, attention, module, query, mask, **more)
+
+    with patch.object(Parts, "attend", other):
+        assert not joined(as_stream(model))
 
 
 def test_a_row_that_leaves_early_leaves_the_others_as_they_were() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.zoo import CAUSAL, ENTRIES, MODELS, Entry
 from torch import Tensor, nn
+from transformers import T5Config, T5ForConditionalGeneration
 
 import everydepth as ed
 from everydepth.errors import DepthError, SettingError, UnsupportedModelError
@@ -154,6 +155,21 @@ def test_kept_blocks_that_would_do_something_else_at_their_new_places_are_refuse
         for place, weight in ((0, 1.0), (1, 1.0), (3, 0.5)):
             h = model.blocks[place](h, weight)
         torch.testing.assert_close(ed.at_depth(model, keep=[1, 2, 4])(x), model.out(h))
+
+
+def t5() -> T5ForConditionalGeneration:
+    """Its first block computes a bias that it hands on to all others."""
+    torch.manual_seed(0)
+    sizes = {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 4, "num_heads": 2}
+    return T5ForConditionalGeneration(T5Config(**sizes, vocab_size=40)).eval()
+
+
+def test_kept_blocks_hand_on_what_later_ones_are_given() -> None:
+    model, ids = t5(), torch.randint(3, 40, (2, 5))
+    batch = {"input_ids": ids, "decoder_input_ids": ids[:, :3]}
+    small = ed.at_depth(model, keep=[1, 3, 4])
+    model.decoder.block = nn.ModuleList(model.decoder.block[place] for place in (0, 2, 3))
+    assert torch.equal(small(**batch).logits, model(**batch).logits)
 
 
 @pytest.mark.parametrize("wrong", [0, 9, -1])

@@ -636,22 +636,6 @@ def test_a_network_without_skips_is_told_so() -> None:
         ed.as_stream(plain)
 
 
-def test_skips_outside_of_modules_are_told_from_none() -> None:
-    class Loose(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words, self.parts = nn.Embedding(WORDS, WIDTH), nn.ModuleList([mix(), mix()])
-
-        def forward(self, tokens: Tensor) -> Tensor:
-            h = self.words(tokens)
-            for part in self.parts:
-                h = h + part(h)
-            return h.mean(1)
-
-    with pytest.raises(UnsupportedModelError, match="has no chain of residual blocks"):
-        ed.as_stream(Loose())
-
-
 def test_a_batch_the_model_refuses_comes_with_the_models_own_words() -> None:
     with pytest.raises(BatchError, match=r"failed on the batch .*\(2, 7\)") as error:
         ed.as_stream(Pictures().eval(), example={"image": torch.randn(2, 7)})

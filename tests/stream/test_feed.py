@@ -308,3 +308,21 @@ def test_a_batch_in_any_form_becomes_a_mapping(stream: ResidualStream) -> None:
         assert set(as_batch(raw, stream)) == {"pixel_values", "labels"}
     for raw in (X, [X], X.numpy()):
         assert set(as_batch(raw, stream)) == {"pixel_values"}
+
+
+def test_numbers_of_any_kind_that_holds_whole_ones_are_read(stream: ResidualStream) -> None:
+    """NumPy's tokens are often unsigned, and its files may be of another order of bytes."""
+    plain = as_batch((X, Y), stream)
+    kinds = (Y.numpy().astype(">i4"), Y.numpy().astype(np.uint16), Y.to(torch.uint32))
+    for labels in kinds:
+        found = as_batch((X.numpy().astype(">f8"), labels), stream)
+        assert torch.equal(found["labels"].long(), plain["labels"])
+        found["labels"].unique()  # which torch has for signed numbers only
+        torch.testing.assert_close(found["pixel_values"], plain["pixel_values"])
+
+
+def test_a_tensor_without_rows_of_one_length_is_refused(stream: ResidualStream) -> None:
+    ragged = torch.nested.nested_tensor([X[0], X[1]], layout=torch.jagged)
+    for odd in (ragged, X.to_sparse()):
+        with pytest.raises(BatchError, match="nested or sparse; pass a dense one"):
+            as_batch(odd, stream)

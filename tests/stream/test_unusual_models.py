@@ -1057,8 +1057,11 @@ def test_blocks_that_are_taken_in_twos_can_be_cut_anywhere() -> None:
         small = ed.at_depth(model, depth)
         assert ed.as_stream(small).depth == depth
         torch.testing.assert_close(small(**batch), stream.observe(batch).logits(depth))
-    with pytest.raises(UnsupportedModelError, match="cannot run a block more after depth 2: its"):
-        ed.insert(model, after=2)
+    big = ed.insert(model, after=2)
+    assert ed.as_stream(big).depth == 5
+    assert torch.equal(big(**batch), model(**batch))
+    with pytest.raises(UnsupportedModelError, match=r"more after depth 1: .* insert after=2"):
+        ed.insert(model, after=1)
 
 
 class Ending(nn.Module):
@@ -1117,3 +1120,55 @@ def test_an_order_of_blocks_that_depends_on_the_data_is_refused(
     for way in (stream.observe, stream.start):
         with pytest.raises(UnsupportedModelError, match=f"called block {said}"):
             way(padded)
+
+
+class Again(nn.Module):
+    """Calls one module several times: as many as an attribute says, or as its forward does."""
+
+    def __init__(self, *, counted: bool) -> None:
+        super().__init__()
+        self.block, self.out = Mix(8), nn.Linear(8, CLASSES)
+        if counted:
+            self.times = 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(getattr(self, "times", 3)):
+            x = self.block(x)
+        return self.out(x.mean(1))
+
+
+@torch.no_grad()
+def test_a_module_called_repeatedly_is_cut_where_an_attribute_counts_the_calls() -> None:
+    torch.manual_seed(0)
+    model, batch = Again(counted=True).eval(), {"x": torch.randn(ROWS, 6, 8)}
+    stream = ed.as_stream(model)
+    report = ed.check_stream(stream, batch)
+    assert report.ok, str(report)
+    for depth in (1, 2, 3):
+        small = ed.at_depth(model, depth)
+        assert ed.as_stream(small).depth == small.times == depth
+        torch.testing.assert_close(small(**batch), stream.observe(batch).logits(depth))
+    assert model.times == 3
+    with pytest.raises(UnsupportedModelError, match="3 times, but no field of its own"):
+        ed.at_depth(Again(counted=False).eval(), 1)
+
+
+class Dictionary(nn.Module):
+    """Its blocks are in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleDict({"one": Mix(8), "two": Mix(8)})
+        self.out = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks.values():
+            x = block(x)
+        return self.out(x.mean(1))
+
+
+def test_blocks_in_a_dictionary_cannot_be_inserted_and_it_says_so() -> None:
+    model = Dictionary().eval()
+    assert ed.as_stream(ed.at_depth(model, 1)).depth == 1
+    with pytest.raises(UnsupportedModelError, match="rather than in a list, so no block can be"):
+        ed.insert(model, after=2)

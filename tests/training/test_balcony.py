@@ -10,6 +10,7 @@ import torch
 from tests.helpers.training import digits, same, vit, weights
 from tests.zoo import ENTRIES
 from torch import Tensor, nn
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from typer.testing import CliRunner
 
 import everydepth as ed
@@ -323,6 +324,28 @@ def test_a_balconys_drafts_are_what_its_depth_would_write() -> None:
     left = ed.generate(net, ids, policy=policy, **words)
     first = ed.generate(ed.at_depth(net, 1), ids, **words)
     assert torch.equal(left.sequences, first.sequences)
+
+
+def test_behind_a_first_block_of_its_own_kind_a_balcony_is_like_the_others(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
+    experts: dict[str, Any] = {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 8,
+    }
+    experts["mlp_only_layers"] = [0]
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **heads, **experts)).eval()
+    net, ids = ed.balcony(model, [1]), torch.randint(2, 50, (2, 5))
+    assert net.model.likes[1] == (2,)
+    folder = ed.export(net, tmp_path / "two", depth=1)
+    cut = Qwen3MoeForCausalLM.from_pretrained(folder).eval()
+    words: dict[str, Any] = {"max_new_tokens": 8, "eos_token_id": ()}
+    expected = ed.generate(cut, ids, **words).sequences
+    assert torch.equal(ed.generate(net, ids, depth=1, **words).sequences, expected)
+    drafted = ed.generate(net, ids, draft_depth=1, draft_always=True, **words)
+    assert torch.equal(drafted.sequences, ed.generate(model, ids, **words).sequences)
 
 
 def test_profile_calibrate_and_predict_use_balconies_as_depths() -> None:

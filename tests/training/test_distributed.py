@@ -11,7 +11,7 @@ from tests.helpers import training as small
 from tests.helpers import two_processes
 from tests.helpers.processes import launch
 from tests.helpers.training import same
-from tests.helpers.two_processes import OBJECTIVES, text, train, train_text
+from tests.helpers.two_processes import FAILING, OBJECTIVES, text, train, train_text
 from torch import Tensor
 from transformers import ViTForImageClassification
 
@@ -89,10 +89,10 @@ def test_a_first_batch_without_labels_in_all_processes_is_refused_by_all(folder:
 
 
 @pytest.mark.parametrize("name", ["first", "later", "held_out"])
-def test_a_wrong_label_that_one_process_finds_is_an_error_of_all(name: str, folder: Path) -> None:
-    for process in (0, 1):
-        said = (folder / f"wrong_{name}-{process}").read_text()
-        assert "label 99, but the head of ViTForImageClassification has 10 classes" in said
+def test_a_wrong_label_that_one_process_finds_ends_all(name: str, folder: Path) -> None:
+    first, second = ((folder / f"wrong_{name}-{n}").read_text() for n in (0, 1))
+    assert first.startswith("another process of this job, which ended, said LabelError: label 99")
+    assert second.startswith("label 99, but the head of ViTForImageClassification has 10 classes")
 
 
 def test_a_step_that_one_process_cannot_take_changes_nothing(folder: Path) -> None:
@@ -100,10 +100,18 @@ def test_a_step_that_one_process_cannot_take_changes_nothing(folder: Path) -> No
     assert Run.open(folder / "later").latest() == 3
 
 
-def test_a_row_that_one_process_cannot_read_is_an_error_of_all(folder: Path) -> None:
+def test_a_row_that_one_process_cannot_read_ends_all(folder: Path) -> None:
     assert (folder / "wrong_unread-1").read_text() == "the file of row 7 is gone"
-    other = (folder / "wrong_unread-0").read_text()
-    assert "could not be read in another process (OSError: the file of row 7 is gone)" in other
+    assert "said OSError: the file of row 7 is gone" in (folder / "wrong_unread-0").read_text()
+
+
+@pytest.mark.parametrize(("moment", "process"), FAILING.items())
+def test_whatever_fails_in_one_process_ends_all(moment: str, process: int, folder: Path) -> None:
+    theirs, its = ((folder / f"wrong_{moment}-{n}").read_text() for n in (1 - process, process))
+    assert f"failed in {moment}" in its
+    assert theirs.startswith("another process of this job, which ended, said ")
+    assert f"failed in {moment}" in theirs
+    assert Run.open(folder / moment).latest() == 2  # what it failed in changed nothing
 
 
 def test_pieces_that_only_some_processes_could_make_are_refused_by_all(folder: Path) -> None:

@@ -45,12 +45,23 @@ def test_adapters_learn_at_every_depth_and_the_model_stays(kind: str, tmp_path: 
     assert torch.allclose(again(**inputs).logits, adapted(**inputs).logits, atol=1e-5)
 
 
-def test_an_adapter_that_would_untie_the_head_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("lm_head", r"tied to its embedding.*leave the head out"),
+        ("embed_tokens", r"tied to its head.*leave the embedding out"),
+    ],
+)
+def test_an_adapter_that_would_untie_the_head_is_refused(
+    target: str, said: str, tmp_path: Path
+) -> None:
     model, _ = ENTRIES[LLAMA].make()
     with pytest.warns(UserWarning, match="tie"):
-        adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["lm_head"]))
-    with pytest.raises(SettingError, match=r"tied to its embedding.*leave the head out"):
+        adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=[target]))
+    with pytest.raises(SettingError, match=said):
         ed.EveryDepth(adapted)
+    with pytest.raises(UnsupportedModelError, match=r"head and embedding are one tensor"):
+        ed.export(adapted, tmp_path / "two", depth=2)
 
 
 def test_an_adapter_that_adds_tokens_is_refused() -> None:

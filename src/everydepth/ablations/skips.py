@@ -17,7 +17,7 @@ from everydepth.config import checked
 from everydepth.errors import DepthError, SettingError, UnsupportedModelError
 from everydepth.stream import Block, ResidualStream, as_stream, first_tensor, with_first_tensor
 from everydepth.stream.block import current
-from everydepth.stream.taps import state_in
+from everydepth.stream.taps import listening, state_in
 
 # By block: the branches currently scaled, so that no connection is scaled twice by accident.
 _scaled: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()
@@ -159,6 +159,7 @@ def _chosen(stream: ResidualStream, layer: int, which: Which) -> list[int]:
 
 
 def _hooks(layer: int, block: Block, chosen: Sequence[int], c: float) -> list[RemovableHandle]:
+    listens = listening()
     xs: dict[int, Tensor] = {}
     calls: dict[nn.Module, int] = {}
     inside: list[bool] = []  # blocks may share modules
@@ -195,7 +196,7 @@ def _hooks(layer: int, block: Block, chosen: Sequence[int], c: float) -> list[Re
         return hook
 
     def subtract(module: nn.Module, _: Any, output: Any) -> Any:
-        if not inside:
+        if not inside or not listens():
             return None
         call = calls.get(module, 0)
         calls[module] = call + 1

@@ -58,7 +58,7 @@ class Guard:
             body = await _body(receive)
             if body is None:
                 status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-            elif scope["path"] == _JOIN and not self._is_sound(body):
+            elif not self._is_sound(body, scope["path"]):
                 status = HTTPStatus.BAD_REQUEST
             else:
                 receive = _again(body, receive)
@@ -77,14 +77,16 @@ class Guard:
 
         await self.app(scope, receive, with_headers)
 
-    def _is_sound(self, body: bytes) -> bool:
-        """Whether the request is for a function of this visitor's page, and names no file."""
+    def _is_sound(self, body: bytes, path: str) -> bool:
+        """Whether what asks for a function asks for one of this visitor's page, and for no file."""
         from gradio.route_utils import get_fn
 
         try:
             asked = json.loads(body)
             # Gradio could not repeat NaN, infinity or lone surrogates in an answer.
             json.dumps(asked, ensure_ascii=False, allow_nan=False).encode()
+            if path != _JOIN:
+                return True
             number, visitor = asked["fn_index"], asked.get("session_hash")
             whole = type(number) is int and isinstance(visitor, str | None)
             if not whole or any(_is_file(part) for part in _parts(asked)):

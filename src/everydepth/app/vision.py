@@ -280,8 +280,7 @@ def _promised(found: Certificate) -> str:
         )
     return (
         f"Exit policy: with probability {1 - found.delta:.0%}, at most {found.risk:.0%} of answers "
-        f"change; calibrated on {found.samples} images, which needed {found.speedup:.1f} times "
-        "fewer blocks."
+        f"change; calibrated on {found.samples} images, which ran {found.saved}."
     )
 
 

@@ -1,6 +1,6 @@
-"""CLIP: two towers, each a stream that ends in the shared embedding space.
+"""CLIP: a forward pass does not show which of its two towers is wanted.
 
-It needs a file because a forward pass does not show which tower is wanted.
+Each is a stream that ends in the shared embedding space.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from everydepth.errors import SettingError
-from everydepth.stream import Block, Branch, ResidualStream, sample_task, unwrapped
+from everydepth.stream import Block, Branch, ResidualStream, unwrapped
 
 Tower = Literal["vision", "text"]
 
@@ -20,6 +20,8 @@ Tower = Literal["vision", "text"]
 @final
 class ClipStream(ResidualStream):
     """One tower. `CLIPModel` has two: use `as_stream(model, tower="vision")` or `"text"`."""
+
+    task = "embedding"
 
     def __init__(self, model: nn.Module, *, tower: Tower | None = None) -> None:
         self.model = model
@@ -36,9 +38,7 @@ class ClipStream(ResidualStream):
         self._tower: Tower = tower
         self._both = len(has) == 2
         self._trunk: Any = getattr(self._inner, f"{tower}_model")
-        self._classifier: nn.Module | None = getattr(self._inner, "classifier", None)
         self.inputs = ("pixel_values",) if tower == "vision" else ("input_ids",)
-        self.task = "embedding" if self._classifier is None else sample_task(model)
         self._blocks = tuple(_block(layer) for layer in self._trunk.encoder.layers)
 
     @property
@@ -47,21 +47,15 @@ class ClipStream(ResidualStream):
 
     @property
     def head(self) -> nn.Module:
-        if self._classifier is not None:
-            return self._classifier
         name = "visual_projection" if self._tower == "vision" else "text_projection"
         return getattr(self._inner, name)
 
     def feature(self, h: Tensor, depth: int, batch: Mapping[str, Any]) -> Tensor:
-        if self._classifier is not None:
-            return h[:, 1:].mean(1)
         if self._tower == "vision":
             return h[:, 0]
         return h[torch.arange(h.shape[0], device=h.device), self._end_of_text(batch["input_ids"])]
 
     def normed(self, feature: Tensor, depth: int) -> Tensor:
-        if self._classifier is not None:
-            return feature
         if self._tower == "vision":
             return self._trunk.post_layernorm(feature)
         return self._trunk.final_layer_norm(feature)
@@ -76,8 +70,6 @@ class ClipStream(ResidualStream):
         return (inner.get_image_features if vision else inner.get_text_features)(**mine)
 
     def prediction(self, output: Any) -> Tensor:
-        if self._classifier is not None:
-            return output.logits
         if self._both:
             return output.pooler_output
         return output.image_embeds if self._tower == "vision" else output.text_embeds

@@ -1,6 +1,6 @@
-"""DETR: the stream of object queries through the decoder, read out by a class and a box head.
+"""DETR: a forward pass does not show that both of its heads, classes and boxes, predict.
 
-It needs a file because a forward pass does not show that both heads predict.
+The stream of object queries runs through the decoder.
 """
 
 from __future__ import annotations

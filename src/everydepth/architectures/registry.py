@@ -22,7 +22,6 @@ FAMILIES = (
             "transformers.CLIPModel",
             "transformers.CLIPVisionModelWithProjection",
             "transformers.CLIPTextModelWithProjection",
-            "transformers.CLIPForImageClassification",
         ),
     ),
 )

@@ -1,6 +1,6 @@
-"""ResNets: stages change the shape, so the readout follows the skips to the last stage.
+"""ResNets: a forward pass does not show that their readout at any depth is one affine map.
 
-They need a file because a forward pass does not show that this readout is one affine map.
+Stages change the shape, so the readout follows the skips to the last stage.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ def _usage(error: Any) -> str:
 
 def _message(error: Exception) -> str:
     """One line; our own errors say what was wrong and what to do next."""
-    if isinstance(error, OSError):
+    if isinstance(error, OSError | MemoryError):
         try:
             with explained("the command stopped"):
                 raise error

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int, Shaped, UInt8
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from everydepth.config import checked
+from everydepth.config import brief, checked
 from everydepth.errors import DataError
 
 Batch = dict[str, Any]
@@ -280,7 +280,7 @@ class Table:
     def __post_init__(self) -> None:
         for name, column in self.columns.items():
             if not isinstance(column, tuple | list):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise DataError(f"column {name!r} is {column!r:.40}; give its texts as a tuple")
+                raise DataError(f"column {name!r} is {brief(column)}; give its texts as a tuple")
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))

@@ -19,6 +19,7 @@ from everydepth.data.sets import Points, random_stream
 from everydepth.errors import DataError
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Surface:
     """A function of `(x, y)` on the square `domain x domain`, of order 1."""

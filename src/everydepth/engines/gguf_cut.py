@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from everydepth.config import checked
+from everydepth.config import brief, checked
 from everydepth.engines import llama_cpp
 from everydepth.engines.gguf_file import GGUF, MAGIC, Tensor, Value, packed
 from everydepth.errors import DepthError, ExportError, SettingError, UnsupportedModelError
@@ -106,7 +106,7 @@ def ranges(text: str) -> tuple[int, ...]:
             )
         low, high = int(first), int(last if dash else first)
         if high >= _MOST:
-            raise SettingError(f"keep={text!r:.80}: no model has {high} blocks")
+            raise SettingError(f"keep={brief(text)}: no model has {high} blocks")
         if high < low:
             raise SettingError(
                 f"keep={text!r}: {part.strip()!r} runs backwards; write {high}-{low}"

@@ -1,7 +1,6 @@
 """Write a Hugging Face language model as a GGUF file, and compare the two in llama.cpp.
 
-Names come from the tables with which transformers reads GGUF files, used in reverse, and from the
-tensor names of the package gguf; nothing here is specific to an architecture.
+Names of tensors come from the package gguf, by those in transformers.
 """
 
 from __future__ import annotations
@@ -20,8 +19,37 @@ from everydepth.engines.llama_cpp import Step
 from everydepth.errors import ExportError, UnsupportedModelError
 from everydepth.stream import ResidualStream, unwrapped
 
-# GGUF's name of an architecture, if it differs from transformers'.
-_NAMES = {"mistral": "llama"}
+# GGUF's name of each model type. Others need tensors transposed, shifted or merged, or more keys.
+_NAMES = {
+    "arcee": "arcee",
+    "ernie4_5": "ernie4_5",
+    "llama": "llama",
+    "mistral": "llama",
+    "olmo2": "olmo2",
+    "phi3": "phi3",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "seed_oss": "seed_oss",
+    "smollm3": "smollm3",
+    "stablelm": "stablelm",
+    "starcoder2": "starcoder2",
+}
+# Architectures whose rotary pairs are neighbors in llama.cpp, but not in transformers.
+_INTERLEAVED = ("arcee", "llama", "smollm3")
+# The GGUF key of each config attribute. llama.cpp ignores keys that an architecture does not use.
+_SETTINGS = {
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "context_length",
+    "num_hidden_layers": "block_count",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "layer_norm_eps": "attention.layer_norm_epsilon",
+    "norm_epsilon": "attention.layer_norm_epsilon",
+    "rope_theta": "rope.freq_base",
+}
 # Settings that are floats in GGUF, even if a config has an integer such as 10000.
 _FRACTIONS = ("freq_base", "epsilon")
 
@@ -102,31 +130,16 @@ def _write(
 
 def _architecture(stream: ResidualStream, config: Any, gguf: Any) -> tuple[str, Any, bool]:
     """GGUF's name and number of the architecture, and whether rotary pairs are interleaved."""
-    reading: Any = import_module("transformers.modeling_gguf_pytorch_utils")
     own = str(getattr(config, "model_type", type(config).__name__))
-    name = _NAMES.get(own, own)
-    kinds = {text: number for number, text in gguf.MODEL_ARCH_NAMES.items()}
-    process = reading.TENSOR_PROCESSORS.get(name, reading.TensorProcessor)
-    known = (reading.TensorProcessor, reading.LlamaTensorProcessor)
-    if name not in kinds or own not in _mapping() or process not in known:
-        able = [
-            text
-            for text in _mapping()
-            if _NAMES.get(text, text) in kinds
-            and reading.TENSOR_PROCESSORS.get(_NAMES.get(text, text), known[0]) in known
-        ]
+    if own not in _NAMES:
         raise UnsupportedModelError(
             f"{stream.name} is a {own} model, which cannot be written as GGUF, unlike "
-            f"{', '.join(sorted(able))}. Convert it with llama.cpp, then cut the file with "
+            f"{', '.join(sorted(_NAMES))}. Convert it with llama.cpp, then cut the file with "
             "everydepth.export"
         )
-    return name, kinds[name], process is reading.LlamaTensorProcessor
-
-
-def _mapping() -> dict[str, dict[str, str | None]]:
-    """By model type: the config attribute of each GGUF key."""
-    ggml: Any = import_module("transformers.integrations.ggml")
-    return {name: keys for name, keys in ggml.GGUF_CONFIG_MAPPING.items() if "block_count" in keys}
+    name = _NAMES[own]
+    (kind,) = (number for number, text in gguf.MODEL_ARCH_NAMES.items() if text == name)
+    return name, kind, name in _INTERLEAVED
 
 
 def _settings(stream: ResidualStream, config: Any) -> dict[str, int | float]:
@@ -144,16 +157,12 @@ def _settings(stream: ResidualStream, config: Any) -> dict[str, int | float]:
             f"{stream.name} uses sliding windows of {min(w for w in windows if w)} tokens, which "
             "are not supported here; convert it with llama.cpp"
         )
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    found: dict[str, int | float] = {}
-    for key, attribute in _mapping()[config.model_type].items():
-        name = attribute or ""
-        value = rope.get(name, getattr(config, name, None))
-        if attribute == "head_dim":
-            value = width
-        if isinstance(value, int | float):
-            found[key] = float(value) if key.endswith(_FRACTIONS) else value
-    found |= {"rope.dimension_count": width}
+    own: dict[str, Any] = {**vars(config), **rope}
+    found = {key: own[name] for name, key in _SETTINGS.items() if own.get(name) is not None}
+    found = {k: float(v) if k.endswith(_FRACTIONS) else v for k, v in found.items()}
+    width = own.get("head_dim") or config.hidden_size // config.num_attention_heads
+    turned = int(width * own.get("partial_rotary_factor", 1.0))
+    found |= {"rope.dimension_count": turned}
     return found | {"attention.key_length": width, "attention.value_length": width}
 
 

@@ -173,16 +173,14 @@ def by_the_clock(policy: Policy, outcomes: Outcomes, timed: ExitClock, *, decide
     last = outcomes.predicted.shape[1]
     tested = list(range(1, last)) if policy.remembers else open_at
     expected = timed.speedup(leaving, tested)
-    saved = (
-        f"early exit saves blocks ({policy.certificate.speedup:.2f}x, or "
-        f"{timed.block_speedup(leaving):.2f}x weighted by their time)"
-    )
+    found = replace(policy.certificate, clock=expected, block_speedup=timed.block_speedup(leaving))
+    saved = f"early exit runs {found.saved}"
     note = (
-        f"{policy.certificate.note}; {saved} and is expected to run at {expected:.2f}x the speed, "
+        f"{found.note}; {saved}, and is expected to run at {expected:.2f}x the speed, "
         f"in batches of {timed.rows}"
     )
     if expected >= 1:
-        return replace(policy, certificate=replace(policy.certificate, clock=expected, note=note))
+        return replace(policy, certificate=replace(found, note=note))
     slower = (
         f"full depth is faster: {saved}, but would run at {expected:.2f}x the speed in batches of "
         f"{timed.rows}; {{}}. Use larger batches, fewer depths, or one depth: everydepth.at_depth"
@@ -193,13 +191,13 @@ def by_the_clock(policy: Policy, outcomes: Outcomes, timed: ExitClock, *, decide
             FullDepthWarning,
             stacklevel=3,
         )
-        return replace(policy, certificate=replace(policy.certificate, clock=expected, note=note))
+        return replace(policy, certificate=replace(found, note=note))
     note = slower.format("the policy runs the full model")
     warnings.warn(note, FullDepthWarning, stacklevel=3)
     return replace(
         policy,
         threshold=(NEVER,) * len(thresholds),
-        certificate=replace(policy.certificate, speedup=1.0, clock=expected, note=note),
+        certificate=replace(found, speedup=1.0, block_speedup=1.0, note=note),
     )
 
 

@@ -58,6 +58,4 @@ def _policy(policy: Policy) -> str:
     if not found.certified:
         return f"{text} Not certified: {found.note}."
     bound = bounded(found.risk, found.delta, found.samples, found.against)
-    return (
-        f"{text} {bound[:1].upper()}{bound[1:]}. They ran {found.speedup:.2f} times fewer blocks."
-    )
+    return f"{text} {bound[:1].upper()}{bound[1:]}. They ran {found.saved}."

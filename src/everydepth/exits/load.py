@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Generator, Sized
+from collections.abc import Generator, Mapping, Sized
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -274,6 +274,25 @@ def _no_larger_than(tensors: Sized, folder: Path) -> Generator[None, None, None]
         hook.remove()
 
 
+def _check_types(model: nn.Module, tensors: Mapping[str, Any], folder: Path) -> None:
+    """Raise if a file's header calls the bits of weights by another type than they were saved in.
+
+    As far as it can be told without checksums: what saves a model casts all of it to one type.
+    """
+    halves: set[torch.dtype] = set()
+    for name, parameter in model.named_parameters():
+        if name not in tensors:
+            continue
+        dtype = tensors[name].dtype
+        if dtype in (torch.float16, torch.bfloat16):
+            halves.add(dtype)
+        if len(halves) > 1 or (parameter.is_floating_point() and not dtype.is_floating_point):
+            raise DataError(
+                f"{folder} holds {name} as {str(dtype)[6:]}, unlike the rest of the model; the "
+                "file is damaged: restore it from a copy, or save the model again"
+            )
+
+
 def _is_beyond(name: str, model: nn.Module) -> bool:
     """Whether a tensor is named like one of a block after the last, also of a model without any."""
     modules = dict(model.named_modules())
@@ -313,6 +332,7 @@ def _read(
             f"{folder} lacks {len(missing)} tensors of {cls.__name__} ({', '.join(missing[:3])}, "
             "...), or has them in another shape; it was saved from another class"
         )
+    _check_types(model, tensors, folder)
     blocks = {_NUMBER.sub("#", name) for name, _ in model.named_parameters()}
     more = [
         name

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from everydepth.config import checked
+from everydepth.config import brief, checked
 from everydepth.errors import PolicyError, SettingError, UnsupportedModelError
 from everydepth.exits.identity import Identity, identity
 from everydepth.files import explained, write_text
@@ -43,6 +43,7 @@ class Certificate:
     observed: the risk on the calibration samples.
     p_value: of the chosen thresholds.
     speedup: on the calibration samples, counted in blocks.
+    block_speedup: the same, each block weighted by its time, if measured.
     clock: the predicted wall-clock speedup, if measured.
 
     >>> policy = ed.calibrate(model, valid, risk=0.2, progress=False)
@@ -60,6 +61,15 @@ class Certificate:
     speedup: float
     note: str
     clock: float | None = None
+    block_speedup: float | None = None
+
+    @property
+    def saved(self) -> str:
+        """The speedup in words, by time if blocks were timed."""
+        words = f"{self.speedup:.2f}x fewer blocks"
+        if self.block_speedup is None:
+            return words
+        return f"{words}, which take {self.block_speedup:.2f}x less time"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,14 +100,14 @@ class Policy(ABC):
             number = isinstance(value, int | float) and not isinstance(value, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
             if not number or (value != NEVER and not self._allows(value)):
                 raise SettingError(
-                    f"{type(self).__name__} with threshold {value!r}; use {self._allowed}, or "
+                    f"{type(self).__name__} with threshold {brief(value)}; use {self._allowed}, or "
                     "math.inf for a depth at which no sample exits"
                 )
         for name, kind in (("model", Identity), ("certificate", Certificate)):
             given = getattr(self, name)
             if not isinstance(given, kind | None):
                 raise SettingError(
-                    f"{type(self).__name__}({name}={given!r:.80}); use {kind.__name__} or None"
+                    f"{type(self).__name__}({name}={brief(given)}); use {kind.__name__} or None"
                 )
 
     # -- for subclasses ---------------------------------------------------------------------------
@@ -279,7 +289,7 @@ class Patience(Policy):
     _allowed: ClassVar[str] = "a whole number of 1 or more"
 
     def _allows(self, value: Number) -> bool:
-        return value >= 1 and float(value).is_integer()
+        return 1 <= value < 2**63 and value % 1 == 0
 
     def certainty(
         self, logits: Float[Tensor, "rows classes"], memory: Memory

@@ -27,6 +27,7 @@ from everydepth.stream import (
     unwrapped,
 )
 from everydepth.stream.feed import Feed
+from everydepth.stream.insert import template
 from everydepth.stream.maps import LinearMap
 from everydepth.stream.taps import hooked
 
@@ -276,7 +277,9 @@ class _Line:
         cursor, eta = self._cursors[0], 1.0
         for _ in range(2):  # the second time, eta is small enough for the block to be near linear
             set_maps(self._tried, self._directions, eta)
-            after = first_tensor(cursor.calls[cursor.depth](self._tried.block.module, cursor.h))
+            block = self._tried.block
+            output = cursor.calls[cursor.depth](block.module, cursor.h)
+            after = block.after(cursor.h, first_tensor(output))
             change = ((after - cursor.h).norm() / cursor.h.norm().clamp_min(1e-30)).item()
             eta *= 0.1 / change if math.isfinite(change) and change > 0 else 1e-3
         return eta
@@ -291,7 +294,8 @@ def _preconditioned(
     with torch.no_grad(), evaluating(inner):
         for batch in feed:
             cursor = stream.advance(stream.start(batch), tried.after)
-            call, h = cursor.calls[max(tried.after - 1, 0)], cursor.h
+            like, _ = template(stream, tried.after, None)
+            call, h = cursor.calls[like - 1], cursor.h
             for i, pair in enumerate(pairs(tried, call, h, torch.zeros_like(h))):
                 phi = pair.phi.flatten(0, 1).double()
                 if LinearMap(tried.maps[i]).has_bias:

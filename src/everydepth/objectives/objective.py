@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from everydepth.config import Count, Whole, check_names, checked
+from everydepth.config import Count, Whole, brief, check_names, checked
 from everydepth.errors import SettingError
 from everydepth.objectives.distilled import Distilled
 from everydepth.objectives.equilibrium import Equilibrium
@@ -240,7 +240,7 @@ class Objective:
         given = plain.pop("parts", None)
         if not isinstance(given, list | tuple) or "name" not in plain:
             raise SettingError(
-                f"{dict(values)!r:.80} is no objective; it has a name, and a list as parts"
+                f"{brief(dict(values))} is no objective; it has a name, and a list as parts"
             )
         parts = tuple(part_of(part, Part) for part in cast(list[Any], given))
         return cls(parts=parts, **plain)

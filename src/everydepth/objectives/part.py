@@ -10,7 +10,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, ClassVar, TypeVar, cast
 
-from everydepth.config import Config, check_names, hints_of
+from everydepth.config import Config, brief, check_names, hints_of
 from everydepth.errors import SettingError
 
 P = TypeVar("P", bound="Part")
@@ -66,7 +66,7 @@ class Part(Config, ABC):
 def part_of(given: str | Mapping[str, Any], kind: type[P]) -> P:
     """A part from its name or from its JSON; an error if it is not of this kind."""
     if not isinstance(given, str | Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise SettingError(f"{given!r:.80} is no part of an objective; use a name, or its JSON")
+        raise SettingError(f"{brief(given)} is no part of an objective; use a name, or its JSON")
     values: dict[str, Any] = {"part": given} if isinstance(given, str) else dict(given)
     known = {name: part for name, part in parts().items() if issubclass(part, kind)}
     name = values.pop("part", None)

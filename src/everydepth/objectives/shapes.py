@@ -142,7 +142,7 @@ class Given(Shape, name="given"):
     def __post_init__(self) -> None:
         given = self.values if isinstance(self.values, Sequence) else ()  # pyright: ignore[reportUnnecessaryIsInstance]  # not checked yet
         for depth, value in enumerate(given):
-            if not (isinstance(value, Real) and value >= 0 and math.isfinite(value)):
+            if not (isinstance(value, Real) and 0 <= value < math.inf):
                 raise SettingError(
                     f"the weight of depth {depth} is {value!r}; use a number of 0 or more"
                 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from everydepth.config import checked
+from everydepth.config import brief, checked
 from everydepth.errors import DataError
 from everydepth.results.result import Kind, Result, defined
 
@@ -136,5 +136,5 @@ def as_array(values: Any, dtype: type | None = None) -> np.ndarray:
         return defined(np.array(values, dtype=float)) if found.dtype.kind == "O" else found
     except (TypeError, ValueError) as error:
         raise DataError(
-            f"{values!r:.80} is no array ({error}); give numbers or words, in rows of equal length"
+            f"{brief(values)} is no array ({error}); give numbers or words, in rows of equal length"
         ) from error

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from everydepth.config import checked
+from everydepth.config import brief, checked
 from everydepth.errors import SettingError
 
 Kind = Literal[
@@ -93,15 +93,15 @@ class Result:
         for name in (*self.series, *(_OF_GRIDS if self._has("grid") else ())):
             if name not in self.arrays:
                 why = "`series` names" if name in self.series else f"a {self.kind} needs"
-                raise SettingError(f"{self.name} has no array {name!r:.40}, which {why}")
+                raise SettingError(f"{self.name} has no array {brief(name)}, which {why}")
         for name in self.series:
             values = self.arrays[name]
             if self._has(*_OVER_AXIS):
                 own = f"{name}_{self.axis}" in self.arrays or self.axis in self.arrays
                 if not own or values.ndim < 1 or self.x(name).shape != values.shape[:1]:
                     raise SettingError(
-                        f"{self.name} has no {self.axis!r:.40} for each value of {name!r:.40}; "
-                        f"give a one-dimensional arrays[{self.axis!r:.40}] of the same length"
+                        f"{self.name} has no {brief(self.axis)} for each value of {brief(name)}; "
+                        f"give a one-dimensional arrays[{brief(self.axis)}] of the same length"
                     )
                 if values.dtype.kind not in "biuf":
                     raise SettingError(f"the values of {self.name} are {values.dtype}, not numbers")
@@ -123,12 +123,12 @@ class Result:
         for name, shape in wanted.items():
             if self.arrays[name].shape != shape:
                 raise SettingError(
-                    f"{self.name}: {name!r:.40} is of shape {self.arrays[name].shape}, but a "
+                    f"{self.name}: {brief(name)} is of shape {self.arrays[name].shape}, but a "
                     f"{self.kind} needs {shape} here; see `everydepth.results.Kind`"
                 )
         empty = [n for n in self.series if self._has("scalar") and not self.arrays[n].size]
         if empty:
-            raise SettingError(f"{self.name}: {empty[0]!r:.40} holds no number; give one")
+            raise SettingError(f"{self.name}: {brief(empty[0])} holds no number; give one")
 
     def _has(self, *kinds: str) -> bool:
         """Whether it is of one of these kinds, and has values."""

@@ -19,6 +19,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from everydepth.config import brief
 from everydepth.errors import DataError, SettingError
 from everydepth.files import MALFORMED_ARRAY, explained, read_json, write_bytes, write_text
 from everydepth.results.build import as_array
@@ -102,8 +103,8 @@ def load(folder: Path) -> Results:
         head = read_object(folder, FILE)
         if head.get("format") != FORMAT:
             raise DataError(
-                f"{folder} holds results of format {head.get('format')!r:.40}, but this everydepth "
-                f"reads format {FORMAT}; read them with the everydepth that wrote them"
+                f"{folder} holds results of format {brief(head.get('format'))}, but this "
+                f"everydepth reads format {FORMAT}; read them with the everydepth that wrote them"
             )
         file = checked(head["arrays"], str, "arrays")
         if Path(file).name != file or not inside(folder, file):
@@ -127,7 +128,7 @@ def from_json(content: Any) -> Results:
         head = checked(content, dict, "the content")
         if head.get("format") != FORMAT:
             raise DataError(
-                f"results of format {head.get('format')!r:.40}, but this everydepth reads format "
+                f"results of format {brief(head.get('format'))}, but this everydepth reads format "
                 f"{FORMAT}; use the same version on both sides"
             )
 
@@ -173,7 +174,7 @@ def _result(entry: Mapping[str, Any], stored: Mapping[str, np.ndarray]) -> Resul
     }
     note, better = entry.get("note"), entry.get("better")
     if entry["kind"] not in get_args(Kind) or better not in (None, *get_args(Better)):
-        raise TypeError(f"{name!r:.40} is not a result")
+        raise TypeError(f"{brief(name)} is not a result")
     labels = checked(entry["labels"], dict, "labels")
     result = Result(
         name=name,
@@ -203,14 +204,14 @@ def _check_counts(about: Mapping[str, Any], names: tuple[str, ...]) -> None:
     for name in names:
         number = about.get(name)
         if number is not None and (type(number) is not int or number < 0):
-            raise ValueError(f"{name} is {number!r:.40}, not a count")
+            raise ValueError(f"{name} is {brief(number)}, not a count")
     if (about.get("depth") or 0) > DEEPEST:
         raise ValueError(f"depth is {about['depth']}, more than {DEEPEST}")
 
 
 def checked(value: Any, kind: type, what: str) -> Any:
     if not isinstance(value, kind):
-        raise TypeError(f"{what} is {value!r:.40}, not {kind.__name__}")
+        raise TypeError(f"{what} is {brief(value)}, not {kind.__name__}")
     return value
 
 

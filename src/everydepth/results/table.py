@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from everydepth.config import checked
+from everydepth.config import brief, checked
 from everydepth.errors import SettingError
 
 if TYPE_CHECKING:
@@ -53,11 +53,11 @@ class Table:
     def __post_init__(self) -> None:
         for word in (*self.headings, *self.units, *self.notes):
             if not isinstance(word, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise SettingError(f"{word!r:.40} among headings, units and notes; use strings")
+                raise SettingError(f"{brief(word)} among headings, units and notes; use strings")
         for what, row in [("units", self.units or self.headings), *(("row", r) for r in self.rows)]:
             if len(row) != len(self.headings):
                 raise SettingError(
-                    f"{what} {row!r:.80}, but the table has {len(self.headings)} headings; give "
+                    f"{what} {brief(row)}, but the table has {len(self.headings)} headings; give "
                     "one for each"
                 )
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from safetensors import SafetensorError
 
-from everydepth.config import checked
+from everydepth.config import brief, checked
 from everydepth.environment import Environment, command_line
 from everydepth.errors import RunError
 from everydepth.files import (
@@ -169,7 +169,7 @@ class Run:
             ) from error
         other = [line for line in found if not isinstance(line, dict)]
         if other:
-            raise RunError(f"{self._metrics} has a line with {other[0]!r:.40}; {repair}")
+            raise RunError(f"{self._metrics} has a line with {brief(other[0])}; {repair}")
         return found
 
     def metrics_size(self) -> int:

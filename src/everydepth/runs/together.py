@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from everydepth.errors import EveryDepthError
+from everydepth.errors import EveryDepthError, RunError
 
 T = TypeVar("T")
+AGREE = 5.0  # seconds in which the others may fail alike
 
 
 def several() -> bool:
@@ -52,6 +55,53 @@ def on_main(action: Callable[[], T]) -> T:
     if outcome[1] is not None:
         raise outcome[1]
     return outcome[0]
+
+
+@contextmanager
+def failing_together() -> Generator[None, None, None]:
+    """An error of one process ends all of them, whatever they are waiting for.
+
+    Where only some fail, they say why in the store that all can read, and close the connections
+    between the processes: nothing else wakes one that waits for numbers of another. After that,
+    this job's processes cannot work together any more. Also works as a decorator.
+    """
+    if not several():
+        yield
+        return
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import (
+        _abort_process_group,  # pyright: ignore[reportPrivateUsage]
+        _get_default_store,  # pyright: ignore[reportPrivateUsage]
+    )
+
+    rank, size = _state().process_index, _state().num_processes
+    store = _get_default_store()
+    call = f"everydepth/{store.add(f'everydepth/{rank}', 1)}"  # all make the same calls
+    others = [f"{call}/{n}" for n in range(size) if n != rank]
+    try:
+        yield
+    except Exception as error:
+        why = ""
+        with suppress(dist.DistError):  # the process that holds the store is gone
+            if store.check([f"{call}/why"]):
+                why = store.get(f"{call}/why").decode()
+            store.set(f"{call}/{rank}", "failed")
+            if why or not _set(store, others):
+                if not why:
+                    store.set(f"{call}/why", f"{type(error).__name__}: {error}")
+                _abort_process_group()
+                _set(store, others)  # they have read it
+        if not why:
+            raise
+        raise RunError(f"another process of this job, which ended, said {why}") from error
+
+
+def _set(store: Any, keys: list[str]) -> bool:
+    """Whether all keys are set, now or within the time."""
+    end = time.monotonic() + AGREE
+    while not (found := store.check(keys)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return found
 
 
 def _state() -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from statistics import mean
 from time import perf_counter
@@ -137,8 +138,10 @@ class DraftTeam(Team):
         course = one.course
         assert isinstance(course, Drafting)
         if not course.read:
-            prompt = torch.tensor(course.text.tokens, device=one.logits.device)
-            course.read, course.unseen = True, (prompt, one.logits.clone())
+            course.read = True
+            if self.depth:
+                prompt = torch.tensor(course.text.tokens, device=one.logits.device)
+                course.unseen = prompt, one.logits.clone()
         return course.says(int(self.sampling.draw(one.logits, self.generator)))
 
     def _judged(self, members: Sequence[Asked]) -> dict[Course, Said]:
@@ -163,6 +166,19 @@ class DraftTeam(Team):
         # When to draft depends on the clock, and a seed's text must not.
         return judge_drawn(logits, drafts, self.sampling, self._dice)
 
+    def _drafts_at_all(self, first: Callable[[], float] | None = None) -> bool:
+        with self._charged():
+            return self._pace.drafts(first)
+
+    @contextmanager
+    def _charged(self) -> Generator[None, None, None]:
+        """Drafts pay for the time inside the context, which is no part of a round."""
+        start = self._clock()
+        yield
+        took = self._clock() - start
+        self._ledger.charge(took)
+        self._since = start if self._since is None else self._since + took
+
     def _elapsed(self) -> float:
         """Seconds since the last call, including those spent on other rows of the batch."""
         now, since = self._clock(), self._since
@@ -184,7 +200,7 @@ class DepthTeam(DraftTeam):
 
     def _begun(self, ready: Sequence[Drafting]) -> Mapping[Course, Sequence[int]]:
         if not self._drafts:
-            if not self._reading and self._pace.drafts():
+            if not self._reading and self._drafts_at_all():
                 self._prepare(ready)
                 self._members = ready
                 self._ahead = None if self._dice is None else self._dice.copied()
@@ -211,14 +227,11 @@ class DepthTeam(DraftTeam):
 
     def _prepare(self, courses: Sequence[Drafting]) -> None:
         """Show the head the prompts; drafts pay for that, and a text without drafts does not."""
-        start = self._clock()
-        for course in courses:
-            if course.unseen is not None:
-                self._head.see(*course.unseen)
-                course.unseen = None
-        took = self._clock() - start
-        self._ledger.charge(took)
-        self._since = start if self._since is None else self._since + took
+        with self._charged():
+            for course in courses:
+                if course.unseen is not None:
+                    self._head.see(*course.unseen)
+                    course.unseen = None
 
     def _drafted(self, states: Sequence[Tensor], most: int) -> list[Said | None]:
         """Draft and feed another token, or let the top depth judge those that were fed."""
@@ -253,20 +266,23 @@ class TextTeam(DraftTeam):
         most = min(LONGEST, min(course.left for course in ready) - 1)
         if most < 1 or self._reading:
             return {}
-        found = Lookup([course.text for course in ready], most)
-        first = mean(map(self._pace.known.chance, found.confidence(0)))
-        if not self._pace.drafts(first):
+        if not self._drafts_at_all(lambda: self._looked(ready, most)):
             return {}
         self._members = ready
         self._pace.begin(len(ready))
         more = True
         while more and len(self._drafts) < most:
-            draft = found.draft(len(self._drafts), self._stream.device)
+            draft = self._found.draft(len(self._drafts), self._stream.device)
             self._drafts.append(draft)
             self._took.append(self._elapsed())
             more = self._pace.goes_on(draft.confidence.tolist())
         tokens = torch.stack([draft.tokens for draft in self._drafts], 1).tolist()
         return dict(zip(ready, tokens, strict=True))
+
+    def _looked(self, ready: Sequence[Drafting], most: int) -> float:
+        """Look for drafts; returns the chance of the first one."""
+        self._found = Lookup([course.text for course in ready], most)
+        return mean(map(self._pace.known.chance, self._found.confidence(0)))
 
 
 def _of_rows(draft: Draft, rows: Tensor) -> Draft:
@@ -282,7 +298,7 @@ class Drafting(Course):
     def __init__(self, team: DraftTeam, *, prompt: Sequence[int], tokens: int) -> None:
         super().__init__(team.top, team.sampling, team.generator)
         self._team = team
-        self.text, self.left = Text(prompt), tokens
+        self.left, self._text, self._new = tokens, Text(prompt), list[int]()
         self.read = False
         """Whether all of the prompt has been read."""
         self.unseen: tuple[Tensor, Tensor] | None = None
@@ -292,6 +308,12 @@ class Drafting(Course):
     @property
     def team(self) -> DraftTeam:
         return self._team
+
+    @property
+    def text(self) -> Text:
+        self._text.extend(self._new)
+        self._new.clear()
+        return self._text
 
     @property
     def stops(self) -> tuple[int, ...]:
@@ -311,7 +333,7 @@ class Drafting(Course):
 
     def says(self, *tokens: int, dropped: int = 0) -> Said:
         """These tokens are final."""
-        self.text.extend(tokens)
+        self._new.extend(tokens)
         self.left -= len(tokens)
         return Said(tokens, dropped=dropped)
 

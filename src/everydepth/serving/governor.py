@@ -114,7 +114,7 @@ def predict(load: Load, depth: int, prompt: int, tokens: int) -> float:
     # Waiting requests are assumed to get the same depth.
     depths = sorted(load.depths, reverse=True)[:others]
     depths += [depth] * (others - len(depths)) + [depth]
-    one_round = climb(depths, 1, load.extra) + Work(readouts=rows, reads=len(set(depths)))
-    reading = climb([depth], prompt, load.extra)
+    one_round = climb(depths, [1] * rows, load.extra) + Work(readouts=rows, reads=len(set(depths)))
+    reading = climb([depth], [prompt], load.extra)
     # Their prompts are processed in between, and are assumed to be as long as this one.
     return (1 + load.waiting) * load.price.of(reading) + tokens * load.price.of(one_round)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from everydepth.config import checked
 from everydepth.environment import usable_device
 from everydepth.errors import SettingError
 from everydepth.serving.config import ServeConfig
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from everydepth.serving.serve import Served
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """The files, names and settings of a server.

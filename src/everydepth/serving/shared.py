@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from everydepth.errors import BatchError, UnsupportedModelError
 from everydepth.exits.generation.grouped import shared_keys
-from everydepth.exits.generation.rerun import has_slots
+from everydepth.exits.generation.parts import Parts, attending
+from everydepth.exits.generation.rerun import FAILURES, alike, has_slots
+from everydepth.exits.generation.sampling import Sampling
 from everydepth.exits.generation.visible import attention_bias, windowed
-from everydepth.serving.cache import RowCache
+from everydepth.serving.cache import Aim, RowCache
 from everydepth.serving.courses import Asked, Course, Said, Team
-from everydepth.stream import Cursor, ResidualStream, unwrapped
+from everydepth.stream import Cursor, ResidualStream, evaluating, unwrapped
 from everydepth.stream.discovery.structure import text_config
 
 CHUNK = 256
-"""The most tokens of a prompt per round, so that long prompts do not block other requests."""
+"""The most tokens of prompts per round, so that long prompts do not block other requests."""
 
 
 class Row:
@@ -103,13 +107,31 @@ class Work:
         return self.calls, self.passes, self.readouts, self.reads
 
 
-def climb(depths: Collection[int], count: int, extra: Mapping[int, int]) -> Work:
-    """The work to take rows to these depths, with `count` tokens each, without readouts.
+def climb(
+    depths: Sequence[int], counts: Sequence[int], extra: Mapping[int, int], *, joins: bool = True
+) -> Work:
+    """The work to take rows to these depths, with `counts[i]` tokens each, without readouts.
 
     extra: additional blocks that a depth needs, such as a balcony's.
+    joins: see `SharedBatch`.
     """
-    calls = max(depths) + sum(extra.get(depth, 0) for depth in set(depths))
-    return Work(calls, count * sum(depth + extra.get(depth, 0) for depth in depths))
+    rows = list(zip(depths, counts, strict=True))
+    passes = sum(count * (depth + extra.get(depth, 0)) for depth, count in rows)
+    groups = [depths] if joins else [[k for k, n in rows if n == count] for count in {*counts}]
+    calls = sum(max(group) + sum(extra.get(k, 0) for k in {*group}) for group in groups)
+    return Work(calls, passes)
+
+
+def fed(rows: Iterable[Row], chunk: int) -> list[tuple[Row, int]]:
+    """How many tokens each row reads in a round; prompts have to share a chunk."""
+    found: list[tuple[Row, int]] = []
+    for row in rows:
+        # Drafts of a text are read at once; only prompts are long.
+        count = row.unread if row.said else min(row.unread, chunk)
+        chunk -= 0 if row.said else count
+        if count:
+            found.append((row, count))
+    return found
 
 
 def extra_blocks(stream: ResidualStream) -> dict[int, int]:
@@ -138,21 +160,36 @@ def check_length(stream: ResidualStream, prompt: int, new: int) -> None:
 
 @dataclass
 class _Group:
-    """Rows with `count` tokens each for the next block, which sees the slots up to `end`."""
+    """Rows for the next block, those with equally many tokens beside one another.
+
+    ends: the slots that those with a number of tokens see.
+    parts: tells attention which tokens belong together, if the numbers differ; `h` is then
+        `(1, all tokens, dim)` in place of `(rows, tokens, dim)`.
+    """
 
     rows: list[Row]
-    count: int
-    end: int
+    counts: list[int]
+    ends: dict[int, int]
     cursor: Cursor
     h: Tensor
+    parts: Parts | None
+
+    @property
+    def states(self) -> list[Tensor]:
+        """Those of each row: `(1, tokens, dim)`."""
+        if self.parts is None:
+            return list(self.h.split(1))
+        return list(self.h.split(self.counts, 1))
 
 
 class SharedBatch:
     """Rows join and leave between rounds; a round takes every row to its next stop.
 
     A row gets the tokens it would get alone, up to rounding, and takes no part above its depth.
-    Rows with the same number of tokens for a block share a call; the numbers differ for prompts,
-    drafts to judge, and tokens that exited early and now catch up.
+    A block runs once for all rows, whatever their numbers of tokens, which differ for prompts,
+    drafts to judge, and tokens that exited early and now catch up. For that, attention has to tell
+    the tokens of different rows apart (`joins`: models with transformers' `sdpa`, tried once per
+    model); otherwise only rows with the same number share a call.
 
     >>> from everydepth.exits.generation.sampling import Sampling
     >>> from everydepth.serving import Plain, Row, SharedBatch
@@ -166,7 +203,9 @@ class SharedBatch:
     True
     """
 
-    def __init__(self, stream: ResidualStream, *, chunk: int = CHUNK) -> None:
+    def __init__(
+        self, stream: ResidualStream, *, chunk: int = CHUNK, joins: bool | None = None
+    ) -> None:
         few = torch.arange(min(4, stream.classes), device=stream.device)
         if not has_slots(stream, few[None]):
             raise UnsupportedModelError(
@@ -179,7 +218,8 @@ class SharedBatch:
         self.work = Work()
         """The work of the last round."""
         self._windows = tuple(stream.window(depth) for depth in range(1, stream.depth + 1))
-        self._dtype = next(stream.model.parameters()).dtype
+        self._dtype, self._device = next(stream.model.parameters()).dtype, stream.device
+        self.joins = joined(stream) if joins is None else joins
 
     def join(self, row: Row) -> None:
         check_length(self.stream, len(row.tokens), row.limit)
@@ -231,41 +271,44 @@ class SharedBatch:
     # -- one round --------------------------------------------------------------------------------
 
     def _fed(self) -> list[_Group]:
-        """All rows with their unread tokens, grouped by the number of tokens."""
-        counts: dict[int, list[Row]] = {}
-        for row in self.rows:
-            # Drafts of a text are read at once; only prompts are long.
-            count = row.unread if row.said else min(row.unread, self.chunk)
+        """The rows with unread tokens; together, prompts have up to a chunk of them."""
+        rows, counts = list[Row](), list[int]()
+        for row, count in fed(self.rows, self.chunk):
             row.unread -= count
             row.reached[0] = len(row.tokens) - row.unread
-            counts.setdefault(count, []).append(row)
-        return [self._grouped(rows, count, _reached(rows, 1)) for count, rows in counts.items()]
+            rows.append(row)
+            counts.append(count)
+        return self._grouped(rows, counts, _reached(rows, 1))
 
     def _step(self, group: _Group, depth: int) -> None:
-        self._aim(group, depth)
-        group.h = self.stream.step(replace(group.cursor, depth=depth - 1, h=group.h)).h
-        self.work += Work(calls=1, passes=len(group.rows) * group.count)
+        starts = _reached(group.rows, depth)
+        for row, start, count in zip(group.rows, starts, group.counts, strict=True):
+            row.reached[depth] = start + count
+        self.cache.aim(self._aims(group.rows, group.counts, starts, group.ends), group.parts)
+        with attending(group.parts):
+            group.h = self.stream.step(replace(group.cursor, depth=depth - 1, h=group.h)).h
+        self.work += Work(calls=1, passes=sum(group.counts))
 
     def _pass_by(self, group: _Group, depth: int) -> None:
         """Keep states for an exit, which needs all tokens of a row, but only once it is asked."""
         if depth in self.stream.exits:
-            for i, row in enumerate(group.rows):
+            for row, h in zip(group.rows, group.states, strict=True):
                 if depth in row.course.reads:
-                    row.outside.setdefault(depth, []).append(group.h[i : i + 1])
+                    row.outside.setdefault(depth, []).append(h)
 
     def _asked(
         self, groups: list[_Group], depth: int, said: list[tuple[Row, list[int]]]
     ) -> list[_Group]:
         """Ask the rows that stop here; returns the groups that continue."""
         here = {
-            row: group.h[i : i + 1]
+            row: h
             for group in groups
-            for i, row in enumerate(group.rows)
+            for row, h in zip(group.rows, group.states, strict=True)
             if depth in row.course.stops
         }
         shown = here
         if depth in self.stream.exits:
-            shown = {row: h for group in groups for row, h in self._outside(group, depth).items()}
+            shown = {row: h for group in groups for row, h in self._outside(group, depth)}
         # A row with an incomplete prompt is not asked.
         answers = self._answers([(row, h) for row, h in shown.items() if not row.unread], depth)
         stay: set[Row] = set()
@@ -277,31 +320,38 @@ class SharedBatch:
             row.wait(depth, h)
             if answer is not None:
                 said.append((row, row.hear(answer)))
-        return self._regrouped(groups, depth, stay)
+        return self._going(groups, depth, stay)
 
-    def _outside(self, group: _Group, depth: int) -> dict[Row, Tensor]:
+    def _outside(self, group: _Group, depth: int) -> list[tuple[Row, Tensor]]:
         """The exit's states of the rows that stop here, for the readout."""
         stops = [i for i, row in enumerate(group.rows) if depth in row.course.stops]
-        level = [i for i in stops if group.rows[i].unseen(depth) == group.count]
-        parts = [_picked(group, level)] if level else []
-        for i in stops:
-            row = group.rows[i]
-            if i not in level:  # it has passed this exit before
-                seen = row.looked.get(depth, 0)
-                parts.append(self._grouped([row], row.unseen(depth), [seen]))
-        return {row: h for part in parts for row, h in self._exited(part, group.count, depth)}
+        if not stops:
+            return []
+        rows = [group.rows[i] for i in stops]
+        counts = [row.unseen(depth) for row in rows]
+        states = [torch.cat(row.outside.pop(depth), 1) for row in rows]
+        if group.parts is None and counts == [group.counts[i] for i in stops]:
+            found = [_picked(group, stops, torch.cat(states))]
+        else:  # some have passed this exit before
+            starts = [row.looked.get(depth, 0) for row in rows]
+            found = self._grouped(rows, counts, starts, states)
+        shown = dict(zip(group.rows, group.counts, strict=True))
+        return [
+            (row, h[:, -shown[row] :])
+            for part in found
+            for row, h in zip(part.rows, self._exited(part, depth), strict=True)
+        ]
 
-    def _exited(self, part: _Group, count: int, depth: int) -> list[tuple[Row, Tensor]]:
-        """The exit's output for the last `count` states of each row."""
-        rows, blocks = part.rows, len(self.stream.exits[depth])
-        starts = [row.looked.get(depth, 0) for row in rows]
-        h = torch.cat([torch.cat(row.outside.pop(depth), 1) for row in rows])
-        self.cache.aim([row.index for row in rows], starts, part.count, part.end)
-        h = self.stream.exit_state(replace(part.cursor, depth=depth, h=h))
-        for row, start in zip(rows, starts, strict=True):
-            row.looked[depth] = start + part.count
-        self.work += Work(calls=blocks, passes=blocks * len(rows) * part.count)
-        return [(row, h[i : i + 1, -count:]) for i, row in enumerate(rows)]
+    def _exited(self, group: _Group, depth: int) -> list[Tensor]:
+        """The exit's output for each row."""
+        starts, blocks = [row.looked.get(depth, 0) for row in group.rows], self.stream.exits[depth]
+        for row, start, count in zip(group.rows, starts, group.counts, strict=True):
+            row.looked[depth] = start + count
+        self.cache.aim(self._aims(group.rows, group.counts, starts, group.ends), group.parts)
+        with attending(group.parts):
+            h = self.stream.exit_state(replace(group.cursor, depth=depth, h=group.h))
+        self.work += Work(calls=len(blocks), passes=len(blocks) * sum(group.counts))
+        return replace(group, h=h).states
 
     def _answers(self, asked: list[tuple[Row, Tensor]], depth: int) -> dict[Course, Said | None]:
         seen = {
@@ -328,72 +378,131 @@ class SharedBatch:
         read = self.stream.readout(tokens, depth, {})[:, 0]
         return list(read.split(wanted))
 
-    def _regrouped(self, groups: list[_Group], depth: int, stay: set[Row]) -> list[_Group]:
+    def _going(self, groups: list[_Group], depth: int, stay: set[Row]) -> list[_Group]:
         """The groups that continue, with the states that waited for them here."""
-        parts: dict[int, list[tuple[_Group, list[int], Tensor]]] = {}
-        for group in groups:
-            going = [i for i, row in enumerate(group.rows) if row not in stay]
-            late = [i for i in going if depth in group.rows[i].waiting]
-            level = [i for i in going if depth not in group.rows[i].waiting]
-            if level:
-                h = group.h if len(level) == len(group.rows) else group.h[level]
-                parts.setdefault(group.count, []).append((group, level, h))
-            for i in late:
-                h = torch.cat([group.rows[i].waiting.pop(depth), group.h[i : i + 1]], 1)
-                parts.setdefault(h.shape[1], []).append((group, [i], h))
-        return [self._joined(count, found, depth) for count, found in parts.items()]
-
-    def _joined(
-        self, count: int, parts: list[tuple[_Group, list[int], Tensor]], depth: int
-    ) -> _Group:
-        if len(parts) == 1 and parts[0][0].count == count:
-            group, places, h = parts[0]
-            return replace(_picked(group, places), h=h)
-        rows = [group.rows[i] for group, places, _ in parts for i in places]
-        joined = self._grouped(rows, count, _reached(rows, depth + 1))
-        joined.h = torch.cat([h for _, _, h in parts])
-        return joined
+        going = [[i for i, row in enumerate(one.rows) if row not in stay] for one in groups]
+        late = any(
+            depth in group.rows[i].waiting
+            for group, of in zip(groups, going, strict=True)
+            for i in of
+        )
+        if not late and all(
+            group.parts is None or len(of) in (0, len(group.rows))
+            for group, of in zip(groups, going, strict=True)
+        ):
+            return [_picked(group, of) for group, of in zip(groups, going, strict=True) if of]
+        rows, states = list[Row](), list[Tensor]()
+        for group, of in zip(groups, going, strict=True):
+            for i, h in enumerate(group.states):
+                if i in of:
+                    row = group.rows[i]
+                    waited = row.waiting.pop(depth, None)
+                    rows.append(row)
+                    states.append(h if waited is None else torch.cat([waited, h], 1))
+        counts = [h.shape[1] for h in states]
+        return self._grouped(rows, counts, _reached(rows, depth + 1), states)
 
     # -- how blocks are called --------------------------------------------------------------------
 
-    def _grouped(self, rows: list[Row], count: int, starts: list[int]) -> _Group:
-        """A group of rows with `count` tokens each, from slot `starts[i]` on."""
-        end = max(starts) + count
-        ids = [row.tokens[at : at + count] for row, at in zip(rows, starts, strict=True)]
-        first = torch.tensor(starts, device=self.stream.device)
-        positions = first[:, None] + torch.arange(count, device=first.device)
-        level = min(starts) == max(starts)
-        self.cache.aim([row.index for row in rows], starts, count, end)
-        batch = {
-            "input_ids": torch.tensor(ids, device=first.device),
-            "position_ids": positions,
-            "attention_mask": self._mask(positions, end, level),
-        }
+    def _grouped(
+        self,
+        rows: Sequence[Row],
+        counts: Sequence[int],
+        starts: Sequence[int],
+        states: Sequence[Tensor] | None = None,
+    ) -> list[_Group]:
+        """Rows with `counts[i]` tokens each, from slot `starts[i]` on, and with these states.
+
+        One group if attention can tell the tokens of different rows apart; else one per count.
+        """
+        order = sorted(range(len(rows)), key=counts.__getitem__)
+        groups = [list(found) for _, found in groupby(order, counts.__getitem__)]
+        if self.joins:
+            groups = [order] if order else []
+        return [
+            self._group(
+                [rows[i] for i in of],
+                [counts[i] for i in of],
+                [starts[i] for i in of],
+                None if states is None else [states[i] for i in of],
+            )
+            for of in groups
+        ]
+
+    def _group(
+        self, rows: list[Row], counts: list[int], starts: list[int], states: list[Tensor] | None
+    ) -> _Group:
+        ends = dict[int, int]()
+        for start, count in zip(starts, counts, strict=True):
+            ends[count] = max(ends.get(count, 0), start + count)
+        aims = self._aims(rows, counts, starts, ends)
+        ids = [row.tokens[at : at + n] for row, at, n in zip(rows, starts, counts, strict=True)]
+        positions = [_positions(aim) for aim in aims]
+        parts, first = None, self._windows[0]
+        if len(aims) == 1:
+            (aim,), (where,) = aims, positions
+            given, mask = torch.tensor(ids, device=self._device), self._mask(aim)
+
+            def seen(window: int | None) -> Tensor:
+                return self._visible(aim, window)
+        else:
+            where = torch.cat([part.flatten() for part in positions])[None]
+            given = torch.tensor([[token for row in ids for token in row]], device=where.device)
+            parts = Parts([(len(aim.rows), aim.count) for aim in aims])
+            like = torch.zeros((), dtype=self._dtype, device=where.device)
+
+            def seen(window: int | None) -> Tensor:
+                assert parts is not None
+                return parts.mask([self._part_mask(aim, window) for aim in aims], like)
+
+            mask = seen(first)
+        batch = {"input_ids": given, "position_ids": where, "attention_mask": mask}
+        self.cache.aim(aims, parts)
         top = max(row.course.top for row in rows)
         cursor = self.stream.start(batch, cache=self.cache, to=top)
-        cursor = windowed(
-            cursor, self._windows, lambda window: self._visible(positions, end, window)
-        )
+        cursor = windowed(cursor, self._windows, seen)
+        h = cursor.h
+        if states is not None:
+            h = torch.cat(states, 0 if parts is None else 1)
         # `aim` selects the rows of the cache, not the cursor.
-        return _Group(rows, count, end, replace(cursor, cache=None), cursor.h)
+        return _Group(rows, counts, ends, replace(cursor, cache=None), h, parts)
 
-    def _aim(self, group: _Group, depth: int) -> None:
-        starts = _reached(group.rows, depth)
-        self.cache.aim([row.index for row in group.rows], starts, group.count, group.end)
-        for row, start in zip(group.rows, starts, strict=True):
-            row.reached[depth] = start + group.count
+    def _aims(
+        self,
+        rows: Sequence[Row],
+        counts: Sequence[int],
+        starts: Sequence[int],
+        ends: Mapping[int, int],
+    ) -> list[Aim]:
+        """One for each number of tokens; rows are in that order."""
+        found: dict[int, tuple[list[int], list[int]]] = {}
+        for row, count, start in zip(rows, counts, starts, strict=True):
+            indices, first = found.setdefault(count, ([], []))
+            indices.append(row.index)
+            first.append(start)
+        device = self._device
+        return [
+            Aim(places, first, count, ends[count], device)
+            for count, (places, first) in found.items()
+        ]
 
-    def _mask(self, positions: Tensor, end: int, level: bool) -> Tensor | None:
-        """The attention mask; None if the model's own causal mask is right."""
-        count = positions.shape[1]
-        narrow = any(window is not None and window < end for window in self._windows)
-        if level and (end == count or (count == 1 and not narrow)):
+    def _mask(self, aim: Aim) -> Tensor | None:
+        """The attention mask of a call; None if the model's own causal mask is right."""
+        whole = aim.end == aim.count
+        if aim.level and (whole or (aim.count == 1 and not any(map(aim.beyond, self._windows)))):
             return None
-        return self._visible(positions, end, self._windows[0])
+        return self._visible(aim, self._windows[0])
 
-    def _visible(self, positions: Tensor, end: int, window: int | None) -> Tensor:
+    def _part_mask(self, aim: Aim, window: int | None) -> Tensor | None:
+        """That of a part; None if a causal mask is right."""
+        if aim.level and aim.count in (1, aim.end) and not aim.beyond(window):
+            return None
+        return self._visible(aim, window)
+
+    def _visible(self, aim: Aim, window: int | None) -> Tensor:
         """A mask in which token `p` sees the slots up to `p`, or the last `window` of them."""
-        slots = torch.arange(end, device=positions.device)
+        positions = _positions(aim)
+        slots = torch.arange(aim.end, device=positions.device)
         seen = slots <= positions[..., None]
         if window is not None:
             seen &= slots > positions[..., None] - window
@@ -404,13 +513,18 @@ def _reached(rows: Iterable[Row], depth: int) -> list[int]:
     return [row.reached[depth] for row in rows]
 
 
-def _picked(group: _Group, places: list[int]) -> _Group:
-    """Some rows of a group."""
+def _positions(aim: Aim) -> Tensor:
+    return aim.index[1]
+
+
+def _picked(group: _Group, places: list[int], h: Tensor | None = None) -> _Group:
+    """Some rows of a group without parts, or all of any."""
     if len(places) == len(group.rows):
-        return group
-    cursor = group.cursor.select(torch.tensor(places, device=group.h.device))
-    rows = [group.rows[i] for i in places]
-    return replace(group, rows=rows, cursor=cursor)
+        return group if h is None else replace(group, h=h)
+    at = torch.tensor(places, device=group.h.device)
+    rows, counts = [group.rows[i] for i in places], [group.counts[i] for i in places]
+    h = group.h[at] if h is None else h
+    return replace(group, rows=rows, counts=counts, cursor=group.cursor.select(at), h=h)
 
 
 def _by_team(courses: Iterable[Course]) -> dict[Team, list[Course]]:
@@ -419,3 +533,52 @@ def _by_team(courses: Iterable[Course]) -> dict[Team, list[Course]]:
         if course.team is not None:
             found.setdefault(course.team, []).append(course)
     return found
+
+
+# -- which models join rows with different numbers of tokens ---------------------------------------
+
+_joined: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+
+
+class _Noted(Course):
+    """Says a fixed token, and notes the logits."""
+
+    def __init__(self, top: int, token: int) -> None:
+        super().__init__(top, Sampling())
+        self.token, self.logits = token, list[Tensor]()
+
+    def see(self, depth: int, asked: Asked) -> Said | None:
+        self.logits.append(asked.logits)
+        return Said((self.token,))
+
+
+def joined(stream: ResidualStream) -> bool:
+    """Whether rows with different numbers of tokens may share a call: tried once per model."""
+    model = unwrapped(stream.model)
+    if model not in _joined:
+        _joined[model] = _can_join(stream)
+    return _joined[model]
+
+
+def _can_join(stream: ResidualStream) -> bool:
+    if stream.attention != "sdpa" or not stream.kinds <= {"full_attention", "sliding_attention"}:
+        return False
+    with evaluating(unwrapped(stream.model)):
+        wanted = _tried(stream, joins=False)
+        try:
+            found = _tried(stream, joins=True)
+        except FAILURES:
+            return False
+    return wanted.shape == found.shape and alike(found, wanted)
+
+
+def _tried(stream: ResidualStream, *, joins: bool) -> Tensor:
+    """The logits of two rows, of which one joins while the other writes."""
+    batch = SharedBatch(stream, joins=joins)
+    courses = [_Noted(stream.depth, token % stream.classes) for token in (1, 2)]
+    for course, prompt in zip(courses, ([3, 1], [2, 0, 1]), strict=True):
+        batch.join(Row(course, [token % stream.classes for token in prompt], limit=3))
+        batch.round()
+    batch.round()
+    batch.clear()
+    return torch.cat([logits for course in courses for logits in course.logits])

@@ -19,7 +19,7 @@ from everydepth.serving.governor import Governor
 from everydepth.serving.request import Request, Ticket
 from everydepth.serving.scheduler import Scheduler
 from everydepth.serving.seen import Answered, LoadResult, answered
-from everydepth.serving.shared import CHUNK, Row, Work, climb, extra_blocks
+from everydepth.serving.shared import CHUNK, Row, Work, climb, extra_blocks, fed, joined
 from everydepth.stream import ResidualStream
 
 
@@ -70,10 +70,11 @@ class _Clock:
 class _SimulatedBatch:
     """A batch that computes no tokens, but advances the clock by their price."""
 
-    def __init__(self, price: Price, clock: _Clock, extra: Mapping[int, int]) -> None:
+    def __init__(self, price: Price, clock: _Clock, stream: ResidualStream) -> None:
         self.rows: list[Row] = []
         self.work = Work()
-        self._price, self._clock, self._extra = price, clock, extra
+        self._price, self._clock = price, clock
+        self._extra, self._joins = extra_blocks(stream), joined(stream)
 
     def join(self, row: Row) -> None:
         self.rows.append(row)
@@ -85,19 +86,18 @@ class _SimulatedBatch:
         self.rows.clear()
 
     def round(self) -> list[tuple[Row, list[int]]]:
-        tops: dict[int, list[int]] = {}
         said: list[tuple[Row, list[int]]] = []
-        for row in self.rows:
-            count = min(row.unread, CHUNK)
+        depths, counts = list[int](), list[int]()
+        for row, count in fed(self.rows, CHUNK):
             row.unread -= count
-            tops.setdefault(count, []).append(row.course.top)
+            depths.append(row.course.top)
+            counts.append(count)
             if row.unread == 0:
                 row.unread = 1
                 said.append((row, row.take([0])))
         reads = len({row.course.top for row, _ in said})
-        self.work = Work(readouts=len(said), reads=reads)
-        for count, depths in tops.items():
-            self.work += climb(depths, count, self._extra)
+        self.work = climb(depths, counts, self._extra, joins=self._joins)
+        self.work += Work(readouts=len(said), reads=reads)
         self._clock.now += self._price.of(self.work)
         for row, _ in said:
             if row.done:
@@ -116,7 +116,7 @@ def price_of(profile: Profile | None, extra: Mapping[int, int] | None = None) ->
     length = profile.about.get("row_tokens")
     if not length or len(profile.depths) < 2 or profile.batch_size < 2:
         return None
-    blocks = [climb([found.depth], 1, extra or {}).calls for found in profile.depths]
+    blocks = [climb([found.depth], [1], extra or {}).calls for found in profile.depths]
     writing = 1 / np.asarray(profile["decode"])
     one = np.array([found.latency.median for found in profile.depths]) / 1000
     many = np.array([found.batch_latency.median for found in profile.depths]) / 1000
@@ -149,7 +149,7 @@ def simulate(
     if not load:
         raise SettingError("the load is empty; give at least one arrival")
     clock = _Clock()
-    batch = _SimulatedBatch(price, clock, extra_blocks(stream))
+    batch = _SimulatedBatch(price, clock, stream)
     scheduler = Scheduler(
         stream, governor=governor, places=places, queue=len(load), batch=batch, clock=clock
     )

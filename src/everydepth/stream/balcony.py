@@ -6,7 +6,7 @@ import copy
 import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, cast, final
 
@@ -177,11 +177,16 @@ class BalconyStream(StreamAround):
         h, depth = cursor.h, cursor.depth
         for block, like in zip(self._exits.get(depth, ()), self._likes.get(depth, ()), strict=True):
             # Same masks and positions as the block it is like, but a cache slot of its own.
-            h = first_tensor(cursor.calls[like - 1](block, self.given(h)))
+            out = first_tensor(cursor.calls[like - 1](block, self.given(h)))
+            h = self.inner.blocks[like - 1].after(h, out)
             if like <= depth:
                 h = self.inner.between(h, depth, cursor.batch)
             # Else the block is like one behind what the model does between them.
         return h
+
+    def reach(self, depth: int) -> int:
+        below = (likes for place, likes in self._likes.items() if place <= depth)
+        return max((depth, *chain.from_iterable(below)))
 
     def truncated(self, depth: int, *, share: bool) -> nn.Module:
         likes = self._likes.get(self.check_depth(depth, lowest=1), ())

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from everydepth.errors import UnsupportedModelError
+
 
 @dataclass(frozen=True, eq=False)
 class Computed:
@@ -135,6 +137,33 @@ def _times(value: Tensor, scale: Scale) -> Tensor:
     return value if isinstance(factor, float) and factor == 1.0 else value * factor
 
 
+class Instead(Tensor):
+    """The output of a branch that the model itself adds to a state: the sum is this tensor."""
+
+    state: Tensor
+
+    @classmethod
+    def of(cls, h: Tensor) -> Tensor:
+        made = h.as_subclass(cls)
+        made.state = h
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = func.__name__.strip("_")
+        if name in ("add", "radd"):
+            return next(value for value in args if isinstance(value, cls)).state
+        if name == "get":  # its shape, dtype and the like
+            return super().__torch_function__(func, types, args, kwargs)
+        raise UnsupportedModelError(
+            "the model uses what a block returned otherwise than by adding it to the state, which "
+            "it did on the batch it was discovered with: that depends on the data or the mode, so "
+            "it is no stream; switch it off, or make each step a module that returns the sum"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Block:
     """One step `h_{l-1} -> h_l`: a module and its branches, in order.
@@ -142,6 +171,7 @@ class Block:
     parallel: all branches read the same `x` and share one skip.
     plain: the module returns the state itself; False if it may return a tuple that starts with it.
     overwrites: the state, or one between its branches, is written over once it was read.
+    outside: the model adds the module's output to the state, outside of it.
 
     >>> block = ed.as_stream(model).blocks[0]
     >>> type(block.module).__name__, [branch.kind for branch in block.branches]
@@ -153,6 +183,11 @@ class Block:
     parallel: bool = False
     plain: bool = True
     overwrites: bool = False
+    outside: bool = False
+
+    def after(self, h: Tensor, out: Tensor) -> Tensor:
+        """The state after it. h: the one before. out: the module's first output."""
+        return h + out if self.outside else out
 
     @property
     def heads(self) -> int | None:

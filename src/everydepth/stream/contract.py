@@ -22,7 +22,7 @@ from everydepth.errors import (
     EveryDepthError,
     UnsupportedModelError,
 )
-from everydepth.stream.block import Block
+from everydepth.stream.block import Block, Instead
 from everydepth.stream.cursor import Call, CallAxes, Cursor, apart
 from everydepth.stream.edit import BlockList, edited, lengthened, shortened
 from everydepth.stream.given import check_given
@@ -159,6 +159,10 @@ class ResidualStream(ABC):
         """
         blocks = self._block_list("inserted")
         return lengthened(unwrapped(self.model), blocks, after, block, like, share=share)
+
+    def reach(self, depth: int) -> int:
+        """The number of blocks whose arguments the exits up to a depth need."""
+        return depth
 
     def leads(self, depth: int) -> Sequence[int]:
         """The later blocks that change the shape, if a model may continue with these alone."""
@@ -444,8 +448,11 @@ class ResidualStream(ABC):
         def see_output(_: nn.Module, __: Any, output: Any) -> Any:
             if not listens():
                 return None
-            last[:] = [first_tensor(output)]
+            block = self.blocks[-1]
+            last[:] = [block.after(h[-1], first_tensor(output))]
             ended[:] = [version(last[0])]
+            if block.outside:  # so that the model goes on from this very tensor, or is refused
+                return with_first_tensor(output, Instead.of(last[0]))
             return with_first_tensor(output, last[0].clone()) if overwrites else None
 
         # One module may serve as several blocks. The input of a block is the previous output.
@@ -454,8 +461,8 @@ class ResidualStream(ABC):
             for module in modules:
                 pre = module.register_forward_pre_hook(see_input, with_kwargs=True)
                 stack.enter_context(hooked(pre))
-            final = self.blocks[-1].module.register_forward_hook(see_output)
-            stack.enter_context(hooked(final))
+            ends = modules if self.blocks[-1].outside else [self.blocks[-1].module]
+            stack.enter_context(hooked(*(m.register_forward_hook(see_output) for m in ends)))
             if not logits:
                 # No exception: a checkpointed or sharded module must finish its call.
                 stack.enter_context(replaced_forward(self.head, _no_logits))
@@ -497,11 +504,12 @@ class ResidualStream(ABC):
         The model's own forward runs with its blocks passing the state through, and stops at the
         last one, so that masks, positions and rotary tables are the model's own.
 
-        to: record only the calls of blocks 1..to, which is faster; the cursor cannot go further.
+        to: record only the calls that depths up to this one need, which is faster; the cursor
+            cannot go further.
         """
         batch = self.check_batch(batch)
         self.confirm(batch)
-        known = self.depth if to is None else self.check_depth(to, lowest=1)
+        known = self.depth if to is None else self.reach(self.check_depth(to, lowest=1))
         calls: list[Call] = []
         ran: list[nn.Module] = []
         embedded: list[Tensor] = []
@@ -564,7 +572,7 @@ class ResidualStream(ABC):
         before = version(cursor.h)
         output = cursor.calls[cursor.depth](block.module, self.given(cursor.h))
         self._check_kept([cursor.h], [before], cursor.depth)
-        h = self.between(first_tensor(output), depth, cursor.batch)
+        h = self.between(block.after(cursor.h, first_tensor(output)), depth, cursor.batch)
         carried = self.carried(depth) if depth < len(cursor.calls) else {}
         if not carried:
             return replace(cursor, depth=depth, h=h)

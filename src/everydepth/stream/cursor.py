@@ -40,6 +40,10 @@ class Call:
             return module(h, *self.args, **self.kwargs)
         return module(*self.args, **{**self.kwargs, self.key: h})
 
+    def __getitem__(self, key: str | int) -> Any:
+        """An argument, by position (counting the state) or name."""
+        return self.args[key - (self.key is None)] if isinstance(key, int) else self.kwargs[key]
+
     def given(self, values: Mapping[str | int, Any]) -> Call:
         """The same call with some arguments replaced, by position (counting the state) or name."""
         args, kwargs = list(self.args), dict(self.kwargs)

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from everydepth.config import checked
-from everydepth.errors import DepthError, UnsupportedModelError
+from everydepth.errors import DepthError, SettingError, UnsupportedModelError
 from everydepth.stream.contract import ResidualStream
+from everydepth.stream.cursor import Cursor
 from everydepth.stream.discovery.structure import FAILURES, close
 from everydepth.stream.modes import evaluating
 from everydepth.stream.registry import as_stream
@@ -100,17 +101,21 @@ def _check_same(stream: ResidualStream, small: nn.Module, numbers: list[int]) ->
     with evaluating(stream), evaluating(small):
         cursor = stream.start(batch)
         for number in numbers:
-            cursor = stream.step(replace(cursor, depth=number - 1))
+            cursor = stream.step(_skipping(stream, cursor, number - 1))
         wanted = stream.logits(cursor)
         try:
             with replaced_forward(inner, small.forward):
-                found = stream.prediction(stream.call(stream.arguments(batch, None)))
+                output = stream.call(stream.arguments(batch, None))
         except FAILURES as error:
             raise UnsupportedModelError(
                 f"{stream.name} with blocks {numbers} does not run ({type(error).__name__}: "
                 f"{error}): its forward needs all {stream.depth}, whatever its list holds; "
                 f"{instead}"
             ) from error
+        try:
+            found = stream.prediction(output)
+        except SettingError:  # it returns something of each block, so a cut model returns less
+            found = as_stream(small, **stream.options).prediction(output)
     if not close(found, wanted):
         these = f"{len(numbers)} of its {stream.depth} blocks" if first else f"blocks {numbers}"
         what = f"it does at depth {numbers[-1]}" if first else "these do one after another"
@@ -118,6 +123,15 @@ def _check_same(stream: ResidualStream, small: nn.Module, numbers: list[int]) ->
             f"{stream.name} with {these} does not predict what {what}: its forward depends on "
             f"their number or places, or the model also reads other blocks; {instead}"
         )
+
+
+def _skipping(stream: ResidualStream, cursor: Cursor, to: int) -> Cursor:
+    """The cursor at a later depth, whose block is handed what the next one would have been."""
+    calls = list(cursor.calls)
+    if 0 < cursor.depth < to:
+        keys = stream.carried(cursor.depth).keys() & stream.carried(to).keys()
+        calls[to] = calls[to].given({key: calls[cursor.depth][key] for key in keys})
+    return replace(cursor, depth=to, calls=tuple(calls))
 
 
 def _checked(stream: ResidualStream, keep: list[int]) -> list[int]:

@@ -23,7 +23,7 @@ from torch.utils.data import (
 from everydepth.errors import BatchError, SettingError
 from everydepth.progress import shown
 from everydepth.stream.contract import BESIDE_INPUTS, ResidualStream
-from everydepth.stream.rows import as_rows, numbers_in, pick_rows, whole_numbers
+from everydepth.stream.rows import as_rows, as_tensor, numbers_in, pick_rows, whole_numbers
 from everydepth.stream.text import in_tokens, is_labeled_text, is_text
 from everydepth.stream.wrapping import unwrapped
 
@@ -221,11 +221,11 @@ def _tensor(key: str, value: Any, stream: ResidualStream) -> Any:
     if isinstance(value, np.ndarray):
         if not (np.issubdtype(value.dtype, np.number) or value.dtype == bool):
             return value
-        found = torch.from_numpy(value)
+        found = as_tensor(value)
     elif isinstance(value, list) and _is_numeric(cast(list[Any], value)):
         found = _stacked(key, cast(list[Any], value))
     else:
-        return value
+        return as_tensor(value) if isinstance(value, Tensor) else value
     if not found.is_floating_point():
         return found
     # NumPy and Python use float64, which hardly any model does.
@@ -242,7 +242,7 @@ def _is_numeric(value: Any) -> bool:
 
 def _stacked(key: str, rows: list[Any]) -> Tensor:
     """All rows as one tensor; raise if their shapes differ."""
-    tensors = [torch.as_tensor(row) for row in _equally_long(key, rows)]
+    tensors = [as_tensor(row) for row in _equally_long(key, rows)]
     shapes = sorted({tuple(t.shape) for t in tensors})
     if len(shapes) > 1:
         raise BatchError(

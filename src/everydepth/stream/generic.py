@@ -15,7 +15,12 @@ from everydepth.stream.contract import ResidualStream, Task
 from everydepth.stream.cursor import Cursor
 from everydepth.stream.discovery.example import ROWS, parameters_of
 from everydepth.stream.discovery.finding import doubled
-from everydepth.stream.discovery.structure import can_cache, close
+from everydepth.stream.discovery.structure import (
+    can_cache,
+    close,
+    prediction_in,
+    predictions_in,
+)
 from everydepth.stream.modes import evaluating, without_tracking
 from everydepth.stream.rows import select_rows
 from everydepth.stream.states import States
@@ -79,6 +84,7 @@ class GenericStream(ResidualStream):
         main = getattr(inner, "main_input_name", None)
         first = main or next(iter(inspect.signature(inner.forward).parameters))
         self.inputs = (first,)
+        self._returned: str | None = None
         self._overwrites, self._trying, self._tried, self._axis = False, False, False, 0
 
     @property
@@ -141,8 +147,13 @@ class GenericStream(ResidualStream):
                     "between them; make that a part of the block, or leave out blocks= and "
                     "readout=, so that the stream is discovered"
                 )
-        own = self.prediction(states.output)
         found = self.readout(states[self.depth], self.depth, states.batch)
+        returned = predictions_in(states.output)
+        # Of several outputs, the prediction is the one that the readout gives.
+        self._returned = next(
+            (n for n, z in returned.items() if close(found, z)), next(iter(returned))
+        )
+        own = self.prediction(states.output)
         if not close(found, own):
             raise UnsupportedModelError(
                 f"the readout of {self.name} does not give its own prediction: shape "
@@ -185,7 +196,7 @@ class GenericStream(ResidualStream):
             self.head(self._applied(self.feature(cursor.h, self.depth, cursor.batch)))
 
     def prediction(self, output: Any) -> Tensor:
-        return self._noted("the model itself", super().prediction(output))
+        return self._noted("the model itself", prediction_in(output, self._returned))
 
     def _noted(self, who: str, value: Tensor) -> Tensor:
         """The prediction; raise if readout and model predict different numbers of outputs."""

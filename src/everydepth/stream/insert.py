@@ -19,7 +19,7 @@ from everydepth.errors import (
 )
 from everydepth.stream.block import Block
 from everydepth.stream.contract import ResidualStream
-from everydepth.stream.edit import block_copy
+from everydepth.stream.edit import block_copy, shapes
 from everydepth.stream.modes import evaluating
 from everydepth.stream.registry import as_stream
 from everydepth.stream.wrapping import check_copied, check_plain, rewrapped, unwrapped
@@ -237,7 +237,9 @@ def template(stream: ResidualStream, after: int, like: int | None) -> tuple[int,
 
 def _choices(stream: ResidualStream, after: int) -> dict[int, bool]:
     """The blocks that may serve as a pattern after a depth, and whether each can be copied."""
-    near = _near(stream, after)
+    forms = [shapes(block.module) for block in stream.blocks]
+    # Last, a block like no other: T5's first has a bias that no config gives to a second one.
+    near = sorted(_near(stream, after), key=lambda number: forms.count(forms[number - 1]) == 1)
     reasons = {number: refusal(stream.blocks[number - 1]) for number in near}
     found = {number: True for number in near if reasons[number] is None}
     # Without stages, all blocks have the same shape and any will do.

@@ -12,12 +12,13 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from everydepth.config import checked
+from everydepth.config import brief, checked
 from everydepth.errors import DepthError, OptionError, SettingError, UnsupportedModelError
 from everydepth.stream.contract import ResidualStream, StreamFactory, Task
 from everydepth.stream.discovery import DiscoveredStream
 from everydepth.stream.embedding import EmbeddingStream
 from everydepth.stream.generic import GenericStream
+from everydepth.stream.modes import keep_freed_memory
 from everydepth.stream.wrapping import check_parts_seen, check_seen, unwrapped
 
 # The list of built-in families, by name: the stream imports nothing above it.
@@ -119,12 +120,14 @@ def as_stream(
     tokenizer: allows data to be text: a string or a list of strings.
     options: passed to the architecture, e.g. `tower="text"` for a model with two streams. For a
         discovered model: `stream`, part of the path of one of several chains (by default the one
-        that predicts: the decoder of an encoder-decoder), and `example`, a batch to run.
+        that predicts: the decoder of an encoder-decoder), `output`, the name or number of one of
+        several outputs that may be its prediction, and `example`, a batch to run.
 
     >>> stream = ed.as_stream(llama)
     >>> stream.depth, stream.task
     (3, 'causal_lm')
     """
+    keep_freed_memory()
     said = {"blocks": blocks, "readout": readout, "token": token, "task": task}
     options = {name: value for name, value in said.items() if value is not None} | options
     # `EveryDepth` and `Balcony` have streams of their own.
@@ -136,7 +139,7 @@ def as_stream(
         return _with_text(copy(own), own.options, tokenizer)
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UnsupportedModelError(
-            f"{model!r:.80} is a {type(model).__name__}, not a model; pass a torch.nn.Module or a "
+            f"{brief(model)} is a {type(model).__name__}, not a model; pass a torch.nn.Module or a "
             "stream (everydepth.load opens a folder, a run or a hub name)"
         )
     # Compiled code ignores hooks added later, so use the original module.
@@ -150,7 +153,7 @@ def as_stream(
     _check_options(unwrapped(model), factory, options)
     if factory is GenericStream:
         options = {"token": "all", "task": "classification"} | options
-    stream = factory(model, **options)
+    stream = _made(factory, model, options)
     _with_text(stream, options, tokenizer)
     check_parts_seen(model, (block.module for block in stream.blocks))
     if stream.depth == 0:
@@ -159,6 +162,25 @@ def as_stream(
             "(num_hidden_layers >= 1)"
         )
     return stream
+
+
+def _made(factory: StreamFactory, model: nn.Module, options: Mapping[str, Any]) -> ResidualStream:
+    """The stream of a model; discovered if its parts are not those that its family's file knows.
+
+    They were replaced, as a skip that changes the shape stands for a removed block.
+    """
+    try:
+        return factory(model, **options)
+    except (AttributeError, IndexError, TypeError) as error:
+        if factory in (*_by_class.values(), GenericStream, DiscoveredStream):
+            raise
+        if options:
+            raise UnsupportedModelError(
+                f"parts of this {type(unwrapped(model)).__name__} were replaced, and its adapter "
+                f"does not fit them ({error}); leave out {', '.join(options)}, so that it is "
+                "discovered"
+            ) from error
+    return DiscoveredStream(model)
 
 
 def _with_text(

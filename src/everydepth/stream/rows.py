@@ -5,10 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from everydepth.config import brief
 from everydepth.errors import BatchError
+
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+
+
+def as_tensor(value: Any) -> Tensor:
+    """A dense tensor, from any order of bytes, and with unsigned integers as signed ones."""
+    if isinstance(value, np.ndarray) and not value.dtype.isnative:
+        value = value.astype(value.dtype.newbyteorder("="))
+    found = torch.as_tensor(value)
+    if found.is_nested or found.is_sparse:
+        raise BatchError(
+            "a tensor is nested or sparse; pass a dense one, with rows padded to one length"
+        )
+    return found.long() if found.dtype in _UNSIGNED else found
 
 
 def select_rows(
@@ -104,10 +120,10 @@ def pick_rows(batch: Mapping[str, Any], rows: Tensor | slice, size: int) -> dict
 def whole_numbers(values: Any, what: str) -> Tensor:
     """A vector of integers or booleans; raise for anything else. what: its name, for the error."""
     try:
-        found = torch.as_tensor(values)
+        found = as_tensor(values)
     except (OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise BatchError(
-            f"{what} is {values!r:.60}, not numbers; pass a vector of integers"
+            f"{what} is {brief(values)}, not numbers; pass a vector of integers"
         ) from error
     if found.ndim != 1 or found.is_floating_point() or found.is_complex():
         if found.numel() == 0:

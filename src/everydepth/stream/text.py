@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from everydepth.config import brief
 from everydepth.errors import BatchError, SettingError
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def check_tokenizer(tokenizer: Any) -> None:
     both = (callable(getattr(tokenizer, name, None)) for name in ("encode", "decode"))
     if not all(both):
         raise SettingError(
-            f"tokenizer={tokenizer!r:.80}; pass the tokenizer itself, such as "
+            f"tokenizer={brief(tokenizer)}; pass the tokenizer itself, such as "
             "AutoTokenizer.from_pretrained(...)"
         )
 
@@ -83,7 +84,7 @@ def encoded(
     given: Any = [texts] if isinstance(texts, str) else texts
     rows: list[Any] = list(given) if isinstance(given, Iterable) else [given]
     if not all(isinstance(row, str) for row in rows):
-        raise BatchError(f"the text is {texts!r:.80}; pass a string or a list of strings")
+        raise BatchError(f"the text is {brief(texts)}; pass a string or a list of strings")
     if tokenizer is None:
         raise SettingError(
             f"the data is text ({rows[0][:40]!r}), but there is no tokenizer; pass tokenizer=, or "

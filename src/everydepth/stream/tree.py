@@ -42,6 +42,7 @@ def spans(numbers: Sequence[int]) -> str:
 def _described(block: Block) -> tuple[str, ...]:
     names = {id(module): name for name, module in block.module.named_modules()}
     how = ", parallel branches" if block.parallel else ""
+    how += ", added to the state by the model itself" if block.outside else ""
     if not block.branches:
         return (f"{type(block.module).__name__}, residual connections unknown",)
     lines = [_branch(branch, names) for branch in block.branches]

@@ -125,6 +125,13 @@ def merged(model: nn.Module) -> nn.Module:
     around = adapter(model)
     if around is None:
         return model
+    changed = untied_by_merging(model)
+    if changed is not None:
+        raise UnsupportedModelError(
+            f"the adapter of {type(unwrapped(model)).__name__} changes its {changed}, but head and "
+            "embedding are one tensor, so merging it would change both; export it with "
+            "format='peft'"
+        )
     try:
         return around.merge_and_unload()
     except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
@@ -133,6 +140,20 @@ def merged(model: nn.Module) -> nn.Module:
             f"the adapter of {type(unwrapped(model)).__name__} ({', '.join(kinds)}) cannot be "
             f"merged into its weights ({error}); export it with format='peft'"
         ) from error
+
+
+def untied_by_merging(model: nn.Module) -> str | None:
+    """Which of two tied ends, "head" or "embedding", has an adapter of its own; None if neither."""
+    inner: Any = unwrapped(model)
+    head = getattr(inner, "get_output_embeddings", lambda: None)()
+    if head is None:
+        return None
+    pair = (head, inner.get_input_embeddings())
+    plain = [end.get_base_layer() if hasattr(end, "get_base_layer") else end for end in pair]
+    adapted = [one is not end for one, end in zip(plain, pair, strict=True)]
+    if not any(adapted) or getattr(plain[0], "weight", None) is not plain[1].weight:
+        return None
+    return "head" if adapted[0] else "embedding"
 
 
 def without_adapters(block: nn.Module) -> nn.Module:

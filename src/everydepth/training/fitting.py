@@ -11,6 +11,7 @@ from torch import nn
 
 from everydepth.config import checked, filled
 from everydepth.errors import SettingError
+from everydepth.runs.together import failing_together
 from everydepth.stream import ResidualStream, Source, check_plain, differentiating, unwrapped
 from everydepth.stream.taps import replaced_forward
 from everydepth.stream.text import in_tokens
@@ -27,6 +28,7 @@ from everydepth.training.snapshot import kept_random_state
 
 @checked
 @kept_random_state()
+@failing_together()
 def fit(
     net: nn.Module | ResidualStream,
     train: Source,

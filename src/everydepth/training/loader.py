@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.data_loader import DataLoaderDispatcher, prepare_data_loader
+from accelerate.data_loader import prepare_data_loader
 from torch.utils.data import DataLoader
 
 from everydepth.config import plain
@@ -39,12 +39,10 @@ class Loader(ABC):
     """Epochs of batches.
 
     steps: the number of batches per epoch; None if unknown.
-    dealt: whether one process reads the batches of all.
     """
 
     stream: ResidualStream
     steps: int | None
-    dealt: bool = False
 
     def _checked(self, batches: Iterator[Any]) -> Iterator[Batch]:
         """Batches of any form as dictionaries of tensors."""
@@ -178,7 +176,6 @@ class _FromLoader(Loader):
                 loader, put_on_device=False, use_seedable_sampler=True, data_seed=seed
             )
         self.loader: Any = loader
-        self.dealt = isinstance(loader, DataLoaderDispatcher)
         self.steps = count_of(loader)
 
     def epoch(self, number: int, start: int) -> Iterator[Batch]:

@@ -35,7 +35,7 @@ from everydepth.training.loader import Loader
 from everydepth.training.module import EveryDepth
 from everydepth.training.optimizers import optimizer_of
 from everydepth.training.pieces import Ready, check_first, ready, shares_of
-from everydepth.training.processes import of_every_process, raise_together
+from everydepth.training.processes import of_every_process
 from everydepth.training.progress import Display
 from everydepth.training.result import FINISHED, FitResult, flat, write_result
 from everydepth.training.schedules import Schedule, schedule_of
@@ -76,8 +76,6 @@ class Training:
         self.config, self.where, self.callbacks, self._about = config, where, callbacks, about
         self.run: Run | None = None
         self._began = self._checked = False
-        self._stand_in: Ready | None = None  # of several processes: the last batch
-        self._failed: Exception | None = None  # what kept this process from its next batch
         self.step = self.epoch = 0
         self.loss = math.nan
         self._losses: dict[int, Tensor] = {}  # of the last step, on the device
@@ -264,32 +262,15 @@ class Training:
         return batches
 
     def _ready_batches(self) -> Iterator[Ready]:
-        """The rest of this epoch, ready to be trained on.
-
-        One of several processes may fail here, for a label or a file of its own rows. It then
-        takes its last batch once more, so that the others do not wait for its gradients;
-        `_over_processes` tells them before the weights change.
-        """
-        several = self.accelerator.num_processes > 1 and not self.loader.dealt
-        batches, count = self._batches(), self.config.grad_accumulation
-        while True:
-            found: Ready | None = None
-            try:
-                raw = next(batches, None)
-                if raw is None:
-                    return
-                if not self.net.training:
-                    self.net.train()
-                found = ready(raw, self.net, self.accelerator, count, first=not self._checked)
-            except Exception as error:
-                if not several:
-                    raise
-                self._failed = error
+        """The rest of this epoch, ready to be trained on."""
+        count = self.config.grad_accumulation
+        for raw in self._batches():
+            if not self.net.training:
+                self.net.train()
+            found = ready(raw, self.net, self.accelerator, count, first=not self._checked)
             if not self._checked:
-                check_first(found, self._failed, self.accelerator)
+                check_first(found, self.accelerator)
                 self._checked = True
-            found = found or cast(Ready, self._stand_in)
-            self._stand_in = found if several else None
             yield found
 
     def _train_on(self, ready: Ready, signals: Signals) -> None:
@@ -414,21 +395,17 @@ class Training:
 
     def _over_processes(self, loss: Tensor, signals: Signals) -> float:
         """The mean loss over all processes; also averages the losses by depth, and passes a signal
-        received by one, or an error of one, on to all.
+        received by one on to all.
 
         The only place where every step waits for the device.
         """
         if self.accelerator.num_processes == 1:
             return loss.item()
-        told = loss.new_tensor([float(self._failed is not None), float(signals.received or 0)])
-        losses = torch.stack([loss, *(part.to(loss) for part in self._losses.values())])
-        mine = torch.cat([told, losses])
+        told = loss.new_tensor(float(signals.received or 0))
+        mine = torch.stack([told, loss, *(part.to(loss) for part in self._losses.values())])
         found = cast(Tensor, self.accelerator.gather(mine)).view(-1, len(mine))
-        self._losses = dict(zip(self._losses, found[:, 3:].mean(0).unbind(), strict=True))
-        failed, received = found[:, :2].max(0).values
-        failed, received, total = torch.stack([failed, received, found[:, 2].mean()]).tolist()
-        if failed:
-            raise_together(self._failed, self.accelerator)
+        self._losses = dict(zip(self._losses, found[:, 2:].mean(0).unbind(), strict=True))
+        received, total = torch.stack([found[:, 0].max(), found[:, 1].mean()]).tolist()
         signals.received = int(received) or None
         return total
 

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 from torch import nn
 
-from everydepth.config import Setting, checked
+from everydepth.config import Setting, brief, checked
 from everydepth.errors import FOREIGN, SettingError
 from everydepth.stream import ResidualStream, as_stream, unwrapped
+from everydepth.stream.wrapping import untied_by_merging
 
 
 @checked
@@ -46,23 +47,16 @@ def with_lora(model: nn.Module, rank: Annotated[int, Setting(least=1)], **settin
     try:
         return get_peft_model(unwrapped(model), LoraConfig(**given))
     except FOREIGN as error:
-        raise SettingError(
-            f"PEFT cannot use {settings or f'rank={rank}'!r:.80} here ({error}); see LoraConfig"
-        ) from error
+        asked = brief(settings) if settings else f"rank={rank}"
+        raise SettingError(f"PEFT cannot use {asked} here ({error}); see LoraConfig") from error
 
 
 def check_adapters(stream: ResidualStream) -> None:
     """An error if an adapter would untie a head from its embedding."""
-    inner: Any = unwrapped(stream.model)
-    # A head with an adapter is not a plain linear map, and may not be the stream's.
-    own = getattr(inner, "get_output_embeddings", lambda: None)()
-    head: Any = own if hasattr(own, "get_base_layer") else stream.head
-    if not hasattr(head, "get_base_layer"):
-        return
-    weight = head.get_base_layer().weight
-    embedding: Any = getattr(inner, "get_input_embeddings", lambda: None)()
-    if embedding is not None and getattr(embedding, "weight", None) is weight:
+    changed = untied_by_merging(stream.model)
+    if changed is not None:
+        other = "embedding" if changed == "head" else "head"
         raise SettingError(
-            f"the adapter changes the head of {stream.name}, which is tied to its embedding; "
-            "merging it would untie them, so leave the head out of target_modules"
+            f"the adapter changes the {changed} of {stream.name}, which is tied to its {other}; "
+            f"merging it would untie them, so leave the {changed} out of target_modules"
         )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
 
-from everydepth.config import Setting, checked
+from everydepth.config import Setting, brief, checked
 from everydepth.errors import DepthError, ExportError, NonFiniteError, SettingError
 from everydepth.files import explained
 from everydepth.objectives import Distilled, Moment, Objective, Pass, Term, lpa
@@ -217,7 +217,7 @@ class EveryDepth(ModelAround):
         try:
             asked = [self.stream.check_depth(depth) for depth in depths]
         except (RuntimeError, TypeError) as error:  # no collection, or not of numbers
-            raise DepthError(f"depths={depths!r:.80}; give several, each 0 to {last}") from error
+            raise DepthError(f"depths={brief(depths)}; give several, each 0 to {last}") from error
         targets = self._checked_targets(batch)
         unlabeled = targets is None and not self.objective.needs_labels
         chunked = self._chunks(targets) if targets is not None else unlabeled and self._chunkable

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
 
+from everydepth.config import brief
 from everydepth.errors import SettingError
 from everydepth.training.config import OPTIMIZERS
 
@@ -50,7 +51,7 @@ def optimizer_of(
         raise SettingError("every parameter is frozen; let at least one require a gradient")
     if not isinstance(optimizer, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise SettingError(
-            f"optimizer={optimizer!r:.80}; use one of {', '.join(OPTIMIZERS)}, or an optimizer "
+            f"optimizer={brief(optimizer)}; use one of {', '.join(OPTIMIZERS)}, or an optimizer "
             "object"
         )
     defaults = OPTIMIZERS[optimizer]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import cast
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
@@ -23,7 +23,7 @@ from everydepth.stream import (
 from everydepth.stream.feed import moved
 from everydepth.stream.rows import pick_rows
 from everydepth.training.module import EveryDepth
-from everydepth.training.processes import of_every_process, raise_together
+from everydepth.training.processes import of_every_process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,22 +52,15 @@ def ready(
         batch = dict(with_labels(net.stream, batch))
     pieces = pieces_of(batch, count, net.stream)
     labels = net.check_labels(batch) if first else None
-    several, amounts = accelerator.num_processes > 1, None
-    if len(pieces) > 1 or several:
-        # In one process, the pass checks labels on the CPU; of several, one could stop there, and
-        # the others would wait for its gradients.
-        check = several and accelerator.device.type == "cpu"
-        amounts = torch.stack([_amount(piece, net, check=check) for piece in pieces]).float()
+    amounts = None
+    if len(pieces) > 1 or accelerator.num_processes > 1:
+        amounts = torch.stack([_amount(piece, net) for piece in pieces]).float()
     return Ready(batch=batch, pieces=pieces, amounts=amounts, labels=labels)
 
 
-def check_first(found: Ready | None, error: Exception | None, accelerator: Accelerator) -> None:
-    """Raise if a process did not get its first batch ready, or if none has a label to learn from.
-
-    All processes must call it.
-    """
-    raise_together(error, accelerator)
-    counts = of_every_process(cast(Ready, found).labels, accelerator)
+def check_first(found: Ready, accelerator: Accelerator) -> None:
+    """Raise if no process has a label to learn from; all must call it."""
+    counts = of_every_process(found.labels, accelerator)
     if not any(count is None or count for count in counts):
         raise no_labels()
 
@@ -97,17 +90,15 @@ def shares_of(ready: Ready, accelerator: Accelerator) -> list[Tensor] | list[Non
     return list((amounts * processes / total.clamp_min(1e-12)).unbind())
 
 
-def _amount(piece: Batch, net: EveryDepth, *, check: bool) -> Tensor:
+def _amount(piece: Batch, net: EveryDepth) -> Tensor:
     """What the mean loss of a piece is a mean over, as in `EveryDepth`."""
     stream = net.stream
     if has_labels(stream, piece) and not net.ignores_labels:
-        targets = Targets.of(
-            stream, piece, class_weights=net.class_weights, criterion=net.criterion, check=check
-        )
-        return targets.amount
+        how: Any = {"class_weights": net.class_weights, "criterion": net.criterion}
+        return Targets.of(stream, piece, check=False, **how).amount
     if stream.task in LABELED_TOKEN_TASKS and piece.get("labels") is not None:
         # Labels from which nothing is learned still select the tokens; see `Targets.every`.
-        return Targets.of(stream, piece, weighted=False, check=check).amount
+        return Targets.of(stream, piece, weighted=False, check=False).amount
     mask = piece.get("decoder_attention_mask" if stream.task == "seq2seq_lm" else "attention_mask")
     if stream.task in TOKEN_TASKS and isinstance(mask, Tensor):
         return (mask != 0).sum()

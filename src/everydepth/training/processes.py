@@ -20,7 +20,8 @@ from accelerate.tracking import (
 )
 from accelerate.utils import DistributedType, gather_object
 
-from everydepth.errors import DataError, EveryDepthError, SettingError
+from everydepth.config import brief
+from everydepth.errors import SettingError
 from everydepth.runs.together import on_cpus
 from everydepth.training.module import EveryDepth
 
@@ -29,7 +30,7 @@ def accelerator_for(net: EveryDepth, trackers: object, run: str | Path | None) -
     """An accelerator for DDP or FSDP2, as `accelerate launch` configured it."""
     if not isinstance(trackers, str | Sequence | None):
         raise SettingError(
-            f"trackers={trackers!r:.80}; use a name such as 'tensorboard', or a list of names and "
+            f"trackers={brief(trackers)}; use a name such as 'tensorboard', or a list of names and "
             "accelerate trackers"
         )
     trackers = [trackers] if isinstance(trackers, str) else list(trackers or ())
@@ -97,23 +98,3 @@ def _also_on_cpu(accelerator: Accelerator) -> None:
 def of_every_process(value: Any, accelerator: Accelerator) -> list[Any]:
     """One value from each process, on all of them."""
     return gather_object([value]) if accelerator.num_processes > 1 else [value]
-
-
-def raise_together(error: Exception | None, accelerator: Accelerator) -> None:
-    """Raise the error of this process or, if it has none, of another; all must call it."""
-    errors = of_every_process(None if error is None else _sendable(error), accelerator)
-    if error is not None:
-        raise error
-    for other in errors:
-        if other is not None:
-            raise other
-
-
-def _sendable(error: Exception) -> EveryDepthError:
-    """Only our own errors are known to survive pickling, and to exist in every process."""
-    if isinstance(error, EveryDepthError):
-        return error
-    return DataError(
-        f"a batch could not be read in another process ({type(error).__name__}: {error}); look at "
-        "its output"
-    )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from everydepth.config import Config, setting
+from everydepth.config import Config, brief, setting
 from everydepth.errors import SettingError
 
 
@@ -127,7 +127,7 @@ def schedule_of(schedule: str | Schedule, warmup: float | int, total_steps: int)
 def _check(schedule: Any) -> None:
     if not callable(getattr(schedule, "factor", None)):
         raise SettingError(
-            f"schedule={schedule!r:.80}; use {', '.join(map(repr, SCHEDULES))}, a Schedule, or a "
+            f"schedule={brief(schedule)}; use {', '.join(map(repr, SCHEDULES))}, a Schedule, or a "
             "torch scheduler together with its optimizer"
         )
 

@@ -77,9 +77,6 @@ class Evaluator:
         stream, size = net.stream, size_for(self.data, self.batch_size)
         for batch in Feed(self.data, stream, batch_size=size, again=True, move=False):
             rows = stream.rows(batch)
-            if processes > 1:
-                # A process that found a wrong label in its own rows would leave the others waiting.
-                _targets(net, moved(batch, accelerator.device))
             if rows >= processes:
                 yield pick_rows(batch, slice(rank, None, processes), rows), True
             else:

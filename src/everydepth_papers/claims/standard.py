@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import nn
+from torch.utils.data import ConcatDataset
 
 from everydepth.ablations import gradient_study, memorization, scaled_skip
 from everydepth.config import plain
@@ -242,8 +243,8 @@ def _noisy(how: str, seed: int, scale: Scale, groups: tuple[str, ...]) -> dict[s
     rows, clean = train.subset(range(scale.noisy_rows)), range(scale.noisy_rows, len(train))
     flipped = flip_labels(rows.labels, 0.05, seed=seed, classes=10)
     noisy = Images(rows.pixel_values, flipped.labels, classes=train.classes)
-    start = _seeded(lambda: vit(scale), seed)
-    _trained(start, "end_to_end", train.subset(clean), seed, scale.epochs, 1e-3)
+    start, before = _seeded(lambda: vit(scale), seed), train.subset(clean)
+    _trained(start, "end_to_end", before, seed, scale.epochs, 1e-3)
     values: dict[str, Any] = {}
     for arm, layer in {"whole": None, "first": 1, "last": scale.blocks}.items():
         model = copy.deepcopy(start)
@@ -261,7 +262,8 @@ def _noisy(how: str, seed: int, scale: Scale, groups: tuple[str, ...]) -> dict[s
         }
         if skip is None:
             values |= _studied(model, noisy, test, flipped)
-            values["skill"] = (found.test_accuracy or 0.0) - linear_accuracy(noisy, test)
+            linear = linear_accuracy(ConcatDataset([noisy, before]), test)
+            values["skill"] = (found.test_accuracy or 0.0) - linear
         else:
             skip.remove()
     return {"values": values, "missing": {}}

@@ -30,6 +30,12 @@ def reproduce(
         bool,
         typer.Option("--finished", help="Train nothing: compare with the cells that --run has."),
     ] = False,
+    recorded: Annotated[
+        bool,
+        typer.Option(
+            "--recorded", help="Take the cells that are recorded beside the recipe as done."
+        ),
+    ] = False,
     dry: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")
     ] = False,
@@ -70,12 +76,13 @@ def reproduce(
     recipe, home = find_recipe(name, recipes)
     recipe.preset(preset)
     folder = Path("runs") / "reproduce" / f"{name}-{preset}" if run is None else run
+    earlier = _recorded(home, preset) if recorded else None
     if dry:
-        _say(console, dry_run(recipe, preset, seeds=seeds, run=folder))
+        _say(console, dry_run(recipe, preset, seeds=seeds, run=folder, earlier=earlier))
         return
     from everydepth.runs.together import is_main
 
-    found = reproduced(recipe, preset, seeds=seeds, run=folder, finished=finished)
+    found = reproduced(recipe, preset, seeds=seeds, run=folder, finished=finished, earlier=earlier)
     if not is_main():
         return
     figure = None if recipe.figure is None else recipe.figure(found.finished)
@@ -90,6 +97,17 @@ def reproduce(
         file = home / "results" / f"{preset}.json"
         write_text(file, json.dumps(dict(found.about), indent=1) + "\n")
         typer.echo(f"wrote {file}")
+
+
+def _recorded(home: Path, preset: str) -> Any:
+    from everydepth_papers.evidence.docs import recorded
+
+    for found in recorded(home):
+        if found.about["preset"] == preset:
+            return found
+    raise SettingError(
+        f"--recorded, but {home.name} has no results/{preset}.json; leave it out to do every cell"
+    )
 
 
 def _say(console: Any, plan: dict[str, Any]) -> None:

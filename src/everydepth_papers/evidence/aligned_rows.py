@@ -21,6 +21,11 @@ LEARNED = Premise(
     value=lambda *case: min(best_read(r)[-1] - r["linear"] for r in case),
     failing="inconclusive",
 )
+COLLAPSED = Premise(
+    test="training accuracy of the last layer, without which features do not collapse",
+    value=lambda r: r["train_accuracy"][-1],
+    least=0.99,
+)
 LEAVES = Premise(
     test="share that leaves before the last layer",
     value=lambda *case: min(1 - r["exit"]["leaving"][-1] / sum(r["exit"]["leaving"]) for r in case),
@@ -347,21 +352,24 @@ def _skips(standard: Sequence[Finished], p: Mapping[str, Any]) -> list[Row]:
             "standard training",
         ),
     ]
-    for item, words, key, said in (
-        ("Assumption 1", "features travel straight", "straight", "1 (a geodesic)"),
-        ("Theorem 2", "the label gains probability where COS rises", "closer_is_surer", "always"),
+    surer = "the label gains probability where COS rises"
+    for item, words, key, said, premise in (
+        ("Assumption 1", "features travel straight", "straight", "1 (a geodesic)", LEARNED),
+        # Its proof takes neural collapse for granted (NC1 and NC3 of the last layer).
+        ("Theorem 2", surer, "closer_is_surer", "always", COLLAPSED),
     ):
         known = [r for r in standard if r.values.get(key) is not None]
         if known:  # results from before it was measured have none
             note = "mean of samples"
             found += [
                 over_seeds(f"{item}: {words}, share", said, [r[key] for r in known], note),
-                _say(
+                holds_in(
                     f"{item}: {words}",
                     said,
                     known,
                     lambda r, key=key: r[key] >= 0.9,
                     "at least 0.9, as in the ledger of claims",
+                    premises=[premise],
                 ),
             ]
     return found
@@ -481,17 +489,23 @@ def figure(results: Sequence[Finished]) -> Figure:
 
 
 def _draw_sweep(axis: Any, results: Sequence[Finished]) -> None:
-    """Accuracy against speed-up, counted in layers, for all thresholds."""
-    for name in ("standard", "aligned"):
+    """Accuracy against speed-up for all thresholds, counted in layers and (dashed) by the clock."""
+    for color, name in zip(("C0", "C1"), ("standard", "aligned"), strict=True):
         swept = [r["exit"]["swept"] for r in where(results, objective=name) if "swept" in r["exit"]]
-        if swept:
-            speed, accuracy = (
-                np.mean([[one[key] for one in seed] for seed in swept], 0)
-                for key in ("layers", "accuracy")
-            )
-            axis.plot(speed, accuracy, marker="o", markersize=3, label=name)
+        if not swept:
+            continue
+        layers, measured, accuracy = (
+            np.mean([[one[key] for one in seed] for seed in swept], 0)
+            for key in ("layers", "measured", "accuracy")
+        )
+        axis.plot(layers, accuracy, color=color, marker="o", markersize=3, label=name)
+        axis.plot(measured, accuracy, color=color, linestyle="--", marker="x", markersize=3)
     if not axis.lines:  # results from before thresholds were swept
         axis.remove()
         return
-    axis.set(title="exits, thresholds swept", xlabel="speed-up by layers", ylabel="accuracy")
+    axis.set(
+        title="exits, thresholds swept",
+        xlabel="speed-up by layers (dashed: by the clock)",
+        ylabel="accuracy",
+    )
     axis.legend(fontsize=8)

@@ -19,7 +19,7 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Dataset
 
 from everydepth.ablations import (
     GradientWatch,
@@ -146,9 +146,10 @@ def cell(settings: Cell, seed: int, folder: Path) -> dict[str, Any]:
 
 def baseline(task: Task, noisy: Any) -> dict[str, float]:
     """What a network that learned beats on the test rows: of images a linear classifier fitted to
-    the same noisy rows, of texts the most frequent answer."""
+    the same rows, clean and noisy, of texts the most frequent answer."""
     if isinstance(noisy, Images):
-        return {"linear": linear_accuracy(noisy, task.test)}
+        seen = noisy if task.before is None else ConcatDataset([noisy, task.before])
+        return {"linear": linear_accuracy(seen, task.test)}
     return {"majority": majority(task.answers)}
 
 
@@ -304,10 +305,12 @@ def prompts(settings: Cell, seed: int) -> Task:
         where = data_folder(settings["model"])
         tokenizer = hf.AutoTokenizer.from_pretrained(where)
 
-    def written(texts: Texts, labels: Tensor | None) -> Tokens:
-        # Loss on the label alone: what the paper calls memorized is the label.
+    def written(texts: Texts, labels: Tensor | None, loss_on: Any = "label") -> Tokens:
         given = cast(Tensor, texts.labels if labels is None else labels)
-        return label_prompts(texts.texts, given, every.classes, tokenizer, length)
+        return label_prompts(texts.texts, given, every.classes, tokenizer, length, loss_on=loss_on)
+
+    # What the paper calls memorized is the label; its loss is on the whole sequence.
+    loss_on = settings.get("loss_on", "label")
 
     def model() -> nn.Module:
         if config is not None:
@@ -322,7 +325,8 @@ def prompts(settings: Cell, seed: int) -> Task:
         test=written(test, None),
         classes=len(every.classes),
         model=model,
-        before=None if more is None else written(more, None),
+        before=None if more is None else written(more, None, loss_on),
+        learned=lambda labels: written(train, labels, loss_on),
     )
 
 

@@ -65,18 +65,23 @@ class Preset:
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """One finished cell: `result["accuracy"]` is what the cell function returned by that name."""
+    """One finished cell: `result["accuracy"]` is what the cell function returned by that name.
+
+    machine: where it was measured, if not where the reproduction says.
+    """
 
     cell: Cell
     seed: int
     values: Mapping[str, Any]
     seconds: float
+    machine: Mapping[str, Any] | None = None
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "seconds": round(self.seconds, 2)}
+        found = {**asdict(self), "seconds": round(self.seconds, 2)}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True)

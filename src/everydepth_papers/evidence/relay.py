@@ -49,6 +49,6 @@ def relay(
         },
         cell=later("label_noise:cell"),
         rows=later("residual_claims:rows", query=query, by_noise=by_noise, removal=removal),
-        figure=later("residual_claims:figure"),
+        figure=later("residual_figure:figure"),
         **recipe,
     )

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from everydepth_papers.evidence.recipe import Finished, Row
-from everydepth_papers.evidence.rows import where
-from everydepth_papers.premise import Checked, Premise, counting, failing
+from everydepth_papers.evidence.rows import holds_on_average, short
+from everydepth_papers.premise import Checked, Premise
 from everydepth_papers.statistics import interval, spearman
-from everydepth_papers.verdict import of_cases, of_interval, of_worst
+from everydepth_papers.verdict import of_cases, of_worst
 
 Floats = NDArray[np.float64]
 
@@ -45,13 +45,13 @@ def mean_row(
     """The mean over seeds with its interval; without one for a single seed."""
     found = scale * np.asarray(values, dtype=float)
     low, high = interval(found)
-    spread = (None, None) if np.isnan(low) else (_short(low), _short(high))
+    spread = (None, None) if np.isnan(low) else (short(low), short(high))
     kept = found[np.isfinite(found)]
     words = f"{len(found)} seed{'s' if len(found) > 1 else ''}"
     return Row(
         quantity,
         published,
-        _short(float(kept.mean())) if len(kept) else None,
+        short(float(kept.mean())) if len(kept) else None,
         *spread,
         f"{words}; {note}" if note else words,
     )
@@ -86,24 +86,8 @@ def claim(
     low: float = -np.inf,
     high: float = np.inf,
 ) -> Row:
-    """Whether the mean of a figure lies between low and high, judged by its interval.
-
-    statement: begins with what of the paper it is about ("Fig. 1: ..."). says: a key of `SAYS`.
-    given: the premises; seeds that do not meet them do not count.
-    """
-    found = np.asarray(values, dtype=float)
-    words = [f"given {one}" for one in given]
-    if refused := failing(given, len(found)):
-        return Row(statement, SAYS[says], refused, note="; ".join(words))
-    found = found[np.array(counting(given, len(found)))]
-    first, last = interval(found)
-    both = np.isfinite([low, high]).all()  # a range has its ends, "smaller" and "larger" have not
-    verdict = of_interval(first, last, least=low, most=high, strictly=not both)
-    spread = (None, None) if np.isnan(first) else (_short(first), _short(last))
-    where = f"{found[np.isfinite(found)].mean():.3g}" if np.isfinite(found).any() else "no figure"
-    alone = ["one seed has no interval"] if len(found) == 1 else []
-    note = "; ".join([f"figure {where}", *alone, *words])
-    return Row(statement, SAYS[says], verdict, *spread, note)
+    """`holds_on_average` of a statement; says: a key of `SAYS`."""
+    return holds_on_average(statement, SAYS[says], values, given, low=low, high=high)
 
 
 def rows(
@@ -138,9 +122,9 @@ def removal_rows(results: Sequence[Finished], item: str) -> list[Row]:
     That the untouched network fitted its labels is a premise of all of it. That the other one did
     is a premise of a comparison of test accuracies alone: of memorization it is the question.
     """
-    layers = _layers(results)
-    mem, acc = _removed(results, "memorization"), _removed(results, "accuracy")
-    mem_all, acc_all = _untouched(results, "memorization"), _untouched(results, "accuracy")
+    layers = layers_of(results)
+    mem, acc = removed(results, "memorization"), removed(results, "accuracy")
+    mem_all, acc_all = untouched(results, "memorization"), untouched(results, "accuracy")
     rows = [
         mean_row(
             f"{item}: memorization %, all skips", 100.0, mem_all, _reached(results, None), 100.0
@@ -221,7 +205,7 @@ def study_rows(results: Sequence[Finished], query: Mapping[str, float] | None = 
     query: mean and std of the standard deviation of W_Q, as Table 2 prints them for this network.
     """
     layers = results[0]["study"]["layers"]
-    learn, mem = _norms(results, "learning"), _norms(results, "memorization")
+    learn, mem = norms_of(results, "learning"), norms_of(results, "memorization")
     rows = [
         mean_row(f"Fig. 5, 15: learning gradient norm, layer {n}", "falls with depth", learn[:, i])
         for i, n in enumerate(layers)
@@ -378,9 +362,9 @@ def _bound_rows(results: Sequence[Finished]) -> list[Row]:
 
 
 def _margin_rows(results: Sequence[Finished]) -> list[Row]:
-    rows = [mean_row("Fig. 8, 23: margin (logits), all skips", None, _untouched(results, "margin"))]
-    margin = _removed(results, "margin")
-    layers = _layers(results)
+    rows = [mean_row("Fig. 8, 23: margin (logits), all skips", None, untouched(results, "margin"))]
+    margin = removed(results, "margin")
+    layers = layers_of(results)
     rows += [
         mean_row(f"Fig. 8, 23: margin (logits), layer {n} without", None, margin[:, i])
         for i, n in enumerate(layers)
@@ -412,9 +396,9 @@ def scale_rows(results: Sequence[Finished]) -> list[Row]:
     rows: list[Row] = []
     between = results[0]["scaled"]["c"]
     scales = [0.0, *between, 1.0]
-    accuracy = _scaled(results, "accuracy")
+    accuracy = scaled(results, "accuracy")
     for values, published, words in (
-        (_scaled(results, "memorization"), 100.0, "memorization %"),
+        (scaled(results, "memorization"), 100.0, "memorization %"),
         (accuracy, None, "test accuracy %"),
     ):
         rows += [
@@ -430,12 +414,12 @@ def scale_rows(results: Sequence[Finished]) -> list[Row]:
     return [*rows, claim(words, "scale", rank, ends, low=0.0)]
 
 
-def _scaled(results: Sequence[Finished], name: str) -> Floats:
+def scaled(results: Sequence[Finished], name: str) -> Floats:
     """(seed, c) at layer 1, from c = 0 to c = 1."""
     own = _metric(results[0], name)
     between = np.array([r["scaled"]["runs"][own][0][0] for r in results])
-    first = _removed(results, name)[:, [_layers(results).index(1)]]
-    return np.concatenate([first, between, _untouched(results, name)[:, None]], 1)
+    first = removed(results, name)[:, [layers_of(results).index(1)]]
+    return np.concatenate([first, between, untouched(results, name)[:, None]], 1)
 
 
 def epoch_rows(results: Sequence[Finished]) -> list[Row]:
@@ -444,7 +428,7 @@ def epoch_rows(results: Sequence[Finished]) -> list[Row]:
     for name, layer in zip(results[0]["watched"], (None, 1), strict=False):
         looks = [r["watched"][name] for r in results]
         first = [
-            float(np.mean([_early_over_late(look["learning_norm"]) for look in seen]))
+            float(np.mean([early_over_late(look["learning_norm"]) for look in seen]))
             for seen in looks
         ]
         rows.append(
@@ -472,58 +456,7 @@ def _margin_lost(plain: Sequence[Any], without: Sequence[Any]) -> float:
     return float(np.mean([a["learning_margin"] - b["learning_margin"] for a, b in pairs]))
 
 
-def figure(results: Sequence[Finished]) -> Any:
-    """Memorization and accuracy per removed layer; gradients; bound; margin and accuracy.
-
-    Of the first network, with the most wrong labels.
-    """
-    from matplotlib.figure import Figure
-
-    results = where(results, name=results[0].cell["name"])
-    results = where(results, noise=max(r.cell["noise"] for r in results))
-    studied = "study" in results[0].values
-    page = Figure(figsize=(12, 3.4) if studied else (6, 3.4), layout="constrained")
-    axes = np.atleast_1d(page.subplots(1, 4 if studied else 2))
-    layers = _layers(results)
-    for axis, name, words in (
-        (axes[0], "memorization", "memorization %"),
-        (axes[1], "accuracy", "test accuracy %"),
-    ):
-        values = 100 * _removed(results, name)
-        plain = 100 * _untouched(results, name).mean()
-        axis.axhline(plain, ls="--", color="gray", label="all skips")
-        axis.errorbar(
-            layers, values.mean(0), _half(values), fmt="o-", capsize=3, label="without its skips"
-        )
-        axis.set(xlabel="layer", ylabel=words, ylim=(0, 105), xticks=layers)
-        axis.legend(fontsize=8)
-    if not studied:
-        return page
-    layers = results[0]["study"]["layers"]
-    for side in SIDES:
-        axes[2].plot(layers, _norms(results, side).mean(0), "o-", label=side)
-    bound = [r["study"]["learning"]["log10_bound"].get("repaired") for r in results]
-    if all(bound):
-        top = 10 ** np.mean([b["attention"] for b in bound], 0)
-        axes[2].plot(layers, top, "k--", label="bound, repaired")
-    axes[2].set(xlabel="layer", ylabel="gradient norm", yscale="log", xticks=layers)
-    axes[2].legend(fontsize=8)
-    for r in results:
-        axes[3].plot(r["view"]["gradient_norm"], r["view"]["margin"], "o", label=f"seed {r.seed}")
-    norms = np.array([r["view"]["gradient_norm"] for r in results])
-    scale = "log" if norms.max() > 10 * norms.min() > 0 else "linear"
-    axes[3].set(xlabel="gradient norm of learning", ylabel="margin without", xscale=scale)
-    axes[3].legend(fontsize=8)
-    return page
-
-
-def _half(values: Floats) -> Floats:
-    """Half of each column's interval; 0 for a single seed."""
-    found = [interval(column) for column in values.T]
-    return np.nan_to_num(np.array([(high - low) / 2 for low, high in found]))
-
-
-def _layers(results: Sequence[Finished]) -> list[int]:
+def layers_of(results: Sequence[Finished]) -> list[int]:
     return list(results[0]["removed"]["layers"])
 
 
@@ -533,20 +466,20 @@ def _metric(result: Finished, name: str) -> str:
     return "sample_accuracy" if whole else name
 
 
-def _removed(results: Sequence[Finished], name: str) -> Floats:
+def removed(results: Sequence[Finished], name: str) -> Floats:
     """(seed, layer), without the skips."""
     name = _metric(results[0], name)
     return np.array([np.array(r["removed"]["runs"][name])[0, :, 0] for r in results])
 
 
-def _untouched(results: Sequence[Finished], name: str) -> Floats:
+def untouched(results: Sequence[Finished], name: str) -> Floats:
     name = _metric(results[0], name)
     return np.array([r["removed"]["untouched"][name][0] for r in results])
 
 
 def _reached(results: Sequence[Finished], index: int | None) -> str:
     flags = (
-        _untouched(results, "reached") if index is None else _removed(results, "reached")[:, index]
+        untouched(results, "reached") if index is None else removed(results, "reached")[:, index]
     )
     return f"all training labels fitted in {int(flags.sum())} of {len(flags)} runs"
 
@@ -579,7 +512,7 @@ def _fitted(results: Sequence[Finished], *layers: int | None) -> list[Checked]:
 def _learned(results: Sequence[Finished], *layers: int | None) -> list[Checked]:
     """The same, and what the untouched network knows beyond the simplest classifier."""
     name = "linear" if all("linear" in r.values for r in results) else "majority"
-    accuracy = _untouched(results, "accuracy")
+    accuracy = untouched(results, "accuracy")
     figures = [
         own - r[name] if name in r.values else None
         for own, r in zip(accuracy, results, strict=True)
@@ -601,7 +534,7 @@ def _first_fitted_rows(results: Sequence[Finished], layers: Sequence[int], item:
     return rows
 
 
-def _norms(results: Sequence[Finished], side: str) -> Floats:
+def norms_of(results: Sequence[Finished], side: str) -> Floats:
     return np.array([r["study"][side]["norm"] for r in results], dtype=float)
 
 
@@ -618,14 +551,10 @@ def _last_first(values: Floats) -> Floats:
     return values[:, -1] / values[:, 0]
 
 
-def _early_over_late(norms: dict[str, float]) -> float:
+def early_over_late(norms: dict[str, float]) -> float:
     layers = sorted(norms, key=int)
     return norms[layers[0]] / norms[layers[-1]]
 
 
 def _float(value: float | None) -> float:
     return float("nan") if value is None else value
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.4g}")

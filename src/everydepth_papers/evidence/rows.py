@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from everydepth_papers.evidence.recipe import Finished, Row
-from everydepth_papers.premise import FEWEST, Premise, counting, failing
-from everydepth_papers.verdict import of_cases
+from everydepth_papers.premise import FEWEST, Checked, Premise, counting, failing
+from everydepth_papers.statistics import interval
+from everydepth_papers.verdict import of_cases, of_interval
 
 
 def where(results: Sequence[Finished], **settings: Any) -> list[Finished]:
@@ -64,6 +65,39 @@ def holds_in(
     if unit == "seeds" and 0 < len(true) < FEWEST:
         verdict = "inconclusive"
     return Row(quantity, published, verdict, note=words)
+
+
+def holds_on_average(
+    statement: str,
+    published: str,
+    values: Any,
+    given: Sequence[Checked],
+    *,
+    low: float = -np.inf,
+    high: float = np.inf,
+) -> Row:
+    """Whether the mean of a figure lies between low and high, judged by its 95 % interval.
+
+    statement: begins with what of the paper it is about, as in `holds_in`. values: one per seed.
+    given: the premises; seeds that do not meet them do not count.
+    """
+    found = np.asarray(values, dtype=float)
+    words = [f"given {one}" for one in given]
+    if refused := failing(given, len(found)):
+        return Row(statement, published, refused, note="; ".join(words))
+    found = found[np.array(counting(given, len(found)))]
+    first, last = interval(found)
+    both = np.isfinite([low, high]).all()  # a range has its ends, "smaller" and "larger" have not
+    verdict = of_interval(first, last, least=low, most=high, strictly=not both)
+    spread = (None, None) if np.isnan(first) else (short(first), short(last))
+    mean = f"{found[np.isfinite(found)].mean():.3g}" if np.isfinite(found).any() else "no figure"
+    alone = ["one seed has no interval"] if len(found) == 1 else []
+    note = "; ".join([f"figure {mean}", *alone, *words])
+    return Row(statement, published, verdict, *spread, note)
+
+
+def short(value: float) -> float:
+    return float(f"{value:.4g}")
 
 
 def learned(baseline: str, words: str, least: float = 0.0) -> Premise:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +31,7 @@ def reproduce(
     seeds: int | None = None,
     run: str | Path | None = None,
     finished: bool = False,
+    earlier: Reproduction | None = None,
     progress: bool = True,
 ) -> Reproduction:
     """Do the cells of a preset that are not done yet, then compare with the printed figures.
@@ -37,6 +40,9 @@ def reproduce(
     kill -9, does the rest and repeats nothing; without it nothing is written.
     finished: do nothing, and compare with what the run has so far; `about` has how many cells
     were planned.
+    earlier: a reproduction whose cells need not be done again, such as a recorded one of fewer
+    seeds. Those of the same settings and seed are taken as they are, and each keeps the machine
+    that it was measured on.
 
     >>> from everydepth_papers.evidence import find_recipe, reproduce
     >>> recipe, folder = find_recipe("residual_table2")
@@ -56,22 +62,26 @@ def reproduce(
     if not finished:
         check_needs(recipe, preset)
         check_memory(recipe, preset)
+    known = _known(recipe, earlier)
+    todo = [cell for cell in planned if cell_key(cell) not in known]
+    if not todo:
+        raise SettingError(
+            f"all {len(planned)} cells of {recipe.name}, preset {preset}, are in `earlier` "
+            "(--recorded); leave it out to do them again, or ask for more seeds"
+        )
     work = partial(_work, recipe)
-    found = sweep(planned, work, run=run, folders=True, dry_run=finished, progress=progress).done
-    cells = [cell for cell in planned if cell_key(cell) in found]
+    done = sweep(todo, work, run=run, folders=True, dry_run=finished, progress=progress).done
+    known |= {
+        cell_key(cell): _finished(cell, **done[cell_key(cell)])
+        for cell in todo
+        if cell_key(cell) in done
+    }
+    cells = [cell for cell in planned if cell_key(cell) in known]
     if not cells:
         raise DataError(
             f"{run} has no finished cell of {recipe.name}, preset {preset}; run it first"
         )
-    results = tuple(
-        Finished(
-            cell={k: v for k, v in cell.items() if k not in ("recipe", "seed")},
-            seed=cell["seed"],
-            values=found[cell_key(cell)]["values"],
-            seconds=found[cell_key(cell)]["seconds"],
-        )
-        for cell in cells
-    )
+    results = tuple(known[cell_key(cell)] for cell in cells)
     count = chosen.seeds if seeds is None else seeds
     more = "" if seeds is None else f" --seeds {seeds}"
     more += " --finished" if finished else ""
@@ -97,17 +107,25 @@ def reproduce(
 
 
 def dry_run(
-    recipe: Recipe, preset: str, *, seeds: int | None = None, run: str | Path | None = None
+    recipe: Recipe,
+    preset: str,
+    *,
+    seeds: int | None = None,
+    run: str | Path | None = None,
+    earlier: Reproduction | None = None,
 ) -> dict[str, Any]:
     """Describe a preset without running it: cells, model sizes, data, and how to start it."""
     import torch
 
+    from everydepth.runs.cells import cell_key
     from everydepth.runs.sweep import sweep
 
     chosen = recipe.preset(preset)
     command = f"everydepth reproduce {recipe.name} --preset {preset}"
     cells = _cells(recipe, chosen, seeds)
+    known = _known(recipe, earlier)
     found = sweep(cells, lambda **_: {}, run=run, dry_run=True)
+    missing = [cell for cell in found.missing if cell_key(cell) not in known]
     sizes: dict[str, int] = {}
     for name, build in chosen.models.items():
         with torch.device("meta"):
@@ -117,7 +135,7 @@ def dry_run(
         "preset": preset,
         "cost": chosen.cost,
         "cells": cells,
-        "done": len(found.cells) - len(found.missing),
+        "done": len(cells) - len(missing),
         "models": sizes,
         "needs": list(chosen.needs),
         "missing": [need for need in chosen.needs if _missing(need) is not None],
@@ -171,6 +189,31 @@ def _cells(recipe: Recipe, preset: Preset, seeds: int | None) -> list[Cell]:
         for seed in range(count)
         for cell in preset.cells
     ]
+
+
+def _finished(cell: Cell, *, values: Mapping[str, Any], seconds: float) -> Finished:
+    settings = {name: value for name, value in cell.items() if name not in ("recipe", "seed")}
+    return Finished(cell=settings, seed=cell["seed"], values=values, seconds=seconds)
+
+
+def _known(recipe: Recipe, earlier: Reproduction | None) -> dict[str, Finished]:
+    """The cells of an earlier reproduction, by their key."""
+    from everydepth.runs.cells import cell_key
+
+    if earlier is None:
+        return {}
+    if earlier.about["about"] != recipe.about:
+        raise SettingError(
+            f"the recipe {recipe.name} is described differently since its cells were recorded, so "
+            "that they may have been measured in another way; leave `earlier` (--recorded) out"
+        )
+    where = earlier.about["machine"]
+    return {
+        cell_key({"recipe": recipe.name, **one.cell, "seed": one.seed}): replace(
+            one, machine=one.machine or where
+        )
+        for one in earlier.finished
+    }
 
 
 def _work(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.zoo import CAUSAL, CLASSIFIERS, ENTRIES
@@ -150,3 +151,15 @@ def test_tokens_that_are_no_whole_numbers_are_refused(
     model, _ = MODEL.make()
     with pytest.raises(BatchError, match=r"token (None|1.5); pass whole numbers, or text with"):
         generate(model, prompt)  # type: ignore[arg-type]
+
+
+def test_prompts_may_be_tensors_of_several_lengths_and_unsigned_tokens() -> None:
+    model, _ = MODEL.make()
+    rows = [[3, 4, 5], [6, 7]]
+    expected = generate(model, rows, max_new_tokens=3)
+    for kind in (torch.int64, torch.uint16):
+        found = generate(model, [torch.tensor(row).to(kind) for row in rows], max_new_tokens=3)
+        assert torch.equal(found.sequences, expected.sequences)
+    tokens = np.array(rows[:1], dtype=">u2")
+    one = generate(model, rows[:1], max_new_tokens=3)
+    assert torch.equal(generate(model, tokens, max_new_tokens=3).sequences, one.sequences)

@@ -313,6 +313,21 @@ def test_depths_that_take_turns_share_what_may_be_lost() -> None:
     assert not second.drafts()
 
 
+def test_a_draft_is_looked_for_only_where_it_is_affordable() -> None:
+    looked: list[float] = []
+
+    def look() -> float:
+        looked.append(0.9)
+        return 0.9
+
+    pace = paces()()
+    pace.prepare(0.0, 0.2, 0.1)
+    assert pace.drafts(look)
+    pace.learn([], [3.0], 0.0)  # that round has cost all that may be lost
+    assert not pace.drafts(look)
+    assert len(looked) == 1
+
+
 def test_what_the_ledger_keeps_for_others_is_not_risked() -> None:
     make = paces()
     dear, cheap = make(), make()

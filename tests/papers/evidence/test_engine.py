@@ -34,7 +34,7 @@ from everydepth_papers.evidence import (
     over_seeds,
     reproduce,
 )
-from everydepth_papers.evidence.docs import tables_page
+from everydepth_papers.evidence.docs import recorded, tables_page
 
 RECIPE = '''
 """A recipe for tests."""
@@ -114,6 +114,41 @@ def test_more_seeds_add_cells_and_repeat_none(tmp_path: Path) -> None:
     assert found.about["seeds"] == 2
     assert len((tmp_path / "log").read_text().splitlines()) == 6
     assert found.about["command"].endswith("--preset smoke --seeds 2")
+
+
+def test_recorded_cells_are_not_done_again_and_keep_their_machine(tmp_path: Path) -> None:
+    folder = recipes_in(tmp_path)
+    words = ["reproduce", "900_demo", "--recipes", folder, "--run"]
+    invoke(*words, tmp_path / "first", "--seeds", "1", "--record")
+    recipe, home = find_recipe("900_demo", folder)
+    file = home / "results" / "smoke.json"
+    before = json.loads(file.read_text())
+    before["machine"]["date"] = "1999-12-31"
+    file.write_text(json.dumps(before))
+    assert "9 cells, 3 done" in invoke(*words, tmp_path / "b", "--recorded", "--dry-run").stdout
+    log = (tmp_path / "log").read_text().splitlines()
+    invoke(*words, tmp_path / "second", "--seeds", "2", "--recorded", "--record")
+    assert len((tmp_path / "log").read_text().splitlines()) == len(log) + 3
+    found = recorded(home)[0]
+    assert found.rows == reproduce(recipe, seeds=2, progress=False).rows
+    dates = [one.machine and one.machine["date"] for one in found.finished]
+    assert dates == ["1999-12-31"] * 3 + [None] * 3
+    page = tables_page(folder)
+    assert "2 seed(s), 6 cells" in page
+    assert "3 cells: 1999-12-31, " in page
+    with pytest.raises(SettingError, match="all 6 cells of 900_demo, preset smoke, are in"):
+        invoke(*words, tmp_path / "third", "--seeds", "2", "--recorded")
+    assert "Measured with other settings" not in page
+    code = home / "recipe.py"
+    changed = code.read_text().replace("Nothing is trained.", "Nothing is trained twice.")
+    code.write_text(changed.replace('{"a": 3}', '{"a": 4}'))
+    then = "*Measured with other settings than the preset has today. Then: Nothing is trained.*"
+    assert then in tables_page(folder)
+    with pytest.raises(SettingError, match="900_demo is described differently since"):
+        invoke(*words, tmp_path / "third", "--recorded")
+    file.unlink()
+    with pytest.raises(SettingError, match=r"900_demo has no results/smoke\.json"):
+        invoke(*words, tmp_path / "third", "--recorded")
 
 
 def test_a_killed_recipe_resumes_to_the_same_result(tmp_path: Path) -> None:

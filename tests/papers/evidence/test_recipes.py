@@ -85,3 +85,38 @@ def test_every_paper_has_a_summary_and_tiny_numbers_are_shown_as_nothing() -> No
         paper.name for paper in PAPERS.values()
     ]
     assert Row("change", None, 4.737e-15).cells[2] == "0"
+
+
+def test_the_page_on_when_lpa_wins_shows_the_recorded_figures() -> None:
+    page = (DOCS / "when-lpa-wins.md").read_text(encoding="utf-8")
+
+    def line(setting: str) -> str:
+        return next(text for text in page.splitlines() if text.startswith(f"| {setting} |"))
+
+    (table,) = recorded(FILES["progressive_table1"].parent)
+    (grid,) = recorded(FILES["progressive_table1_grid"].parent)
+    found = {row.quantity: row for row in (*table.rows, *grid.rows)}
+    seeds = table.about["seeds"]
+    mean = "geometric mean of 8 surfaces"
+    for setting, quantity in {
+        "Adam, cosine, 30,000 steps: converged": f"final MSE / end-to-end, lpa, {mean}",
+        "the same, early weights annealed to 0": f"final MSE / end-to-end, lpa_annealed, {mean}",
+        "Adam, 300 full-batch steps, rate 0.001": (
+            "300 full-batch steps, rate 0.001: final MSE / end-to-end, lpa"
+        ),
+        "Adam, 300 full-batch steps, rate 0.01": (
+            "300 full-batch steps, rate 0.01: final MSE / end-to-end, lpa"
+        ),
+    }.items():
+        ratio, low, high = (
+            f"{getattr(found[quantity], name):.2f}" for name in ("measured", "low", "high")
+        )
+        assert line(setting) == f"| {setting} | {ratio} ({low} to {high}) | - | {seeds} |"
+    for by, rate in ((by, rate) for by in ("Adam", "Adam, cosine") for rate in (0.001, 0.003)):
+        quantity = f"two maps, {by} {rate:g}: MSE, LPA / end-to-end"
+        plain, faster = (
+            f"{found[name].measured:.2f}"
+            for name in (quantity, f"{quantity} at 1.5 times the rate")
+        )
+        setting = f"{by}, 1,000 steps, rate {rate:g}"
+        assert line(setting) == f"| {setting} | {plain} | {faster} | {grid.about['seeds']} |"

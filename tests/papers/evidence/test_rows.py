@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 
-from everydepth_papers.evidence import Finished
+from everydepth_papers.evidence import Finished, Recipe, Row, find_recipe
+from everydepth_papers.evidence.docs import recorded
 from everydepth_papers.evidence.rows import holds_in, learned, numbers, paired, where
 from everydepth_papers.evidence.summaries import EDGE, distance
+from everydepth_papers.verdict import VERDICTS
 
 
 def result(seed: int, value: float, **cell: object) -> Finished:
@@ -52,6 +56,47 @@ def test_two_seeds_decide_nothing_and_three_do() -> None:
     three = [result(seed, 1.0) for seed in range(3)]
     assert holds_in("q", "p", three, lambda r: True).measured == "holds"
     assert holds_in("q", "p", three[:2], lambda r: True).measured == "inconclusive"
+
+
+def recorded_of(name: str) -> tuple[Recipe, list[Finished]]:
+    """A recipe, and copies of its recorded cells."""
+    recipe, folder = find_recipe(name)
+    return recipe, copy.deepcopy(list(recorded(folder)[0].finished))
+
+
+def test_errors_of_two_objectives_are_judged_by_the_interval_of_their_ratio() -> None:
+    recipe, cells = recorded_of("progressive_table1")
+    cells = [one for one in cells if one.cell["batch_size"] < one.cell["points"]]
+
+    def verdict(*ratios: float) -> object:
+        for one, ratio in zip(cells, ratios, strict=True):
+            by = one["networks"]["standing_wave_grid"]
+            by["lpa"]["mse"][-1] = ratio * by["end_to_end"]["mse"][-1]
+        said = [
+            row for row in recipe.rows(cells) if "standing wave grid, LPA's MSE" in row.quantity
+        ]
+        return said[0].measured
+
+    # One seed of five where end-to-end is a little better does not make it undecided.
+    assert verdict(0.5, 0.6, 0.55, 0.5, 1.01) == "holds"
+    assert verdict(0.5, 2.0, 0.5, 2.0, 1.0) == "inconclusive"
+    assert verdict(1.5, 1.6, 1.55, 1.5, 0.99) == "does not hold"
+
+
+def test_theorem_2_is_about_networks_whose_features_collapse() -> None:
+    recipe, cells = recorded_of("tracing_vision")
+
+    def theorem() -> Row:
+        said = [r for r in recipe.rows(cells) if r.quantity.startswith("Theorem 2: the label")]
+        return next(r for r in said if r.measured in VERDICTS)
+
+    for one in cells:
+        one["train_accuracy"][-1] = 0.98
+    assert theorem().measured == "not applicable"
+    for one in cells:
+        one["train_accuracy"][-1] = 0.995
+    assert theorem().measured in ("holds", "does not hold", "inconclusive")
+    assert "needed >= 0.99" in theorem().note
 
 
 def test_a_statement_without_cases_is_not_judged() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from everydepth.config import Seed, checked
+from everydepth.config import Seed, brief, checked
 from everydepth.errors import NonFiniteError, SettingError, UnsupportedModelError
 from everydepth.exits.generation import speculative
 from everydepth.exits.generation.answering import answer, answers
@@ -156,7 +156,9 @@ def generate(
     max_new_tokens, do_sample = settings["max_new_tokens"], settings["do_sample"]
     stops_at = [stop] if isinstance(stop, str) else list(stop)
     if not all(stops_at):
-        raise SettingError(f"stop={stop!r:.60}: every text contains the empty string; leave it out")
+        raise SettingError(
+            f"stop={brief(stop)}: every text contains the empty string; leave it out"
+        )
     if tokenizer is None and (stops_at or on_text is not None or is_text(prompts)):
         tokenizer = stream.tokenizer
     if (stops_at or on_text is not None) and tokenizer is None:

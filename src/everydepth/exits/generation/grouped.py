@@ -11,6 +11,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from everydepth.exits.generation.parts import attending, current
+
 _NAME = "sdpa"
 _OTHER = ("position_bias", "softcap", "cache")  # what only transformers' own function knows
 
@@ -60,6 +62,10 @@ def attend(
     """`sdpa_attention_forward`, without copies of keys and values where they are needless."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+    settings = more | {"dropout": dropout, "scaling": scaling}
+    if (parts := current()) is not None:
+        with attending(None):
+            return parts.attend(attend, module, query, attention_mask, **settings)
     copied = (
         attention_mask is not None
         and query.device.type == "cpu"
@@ -67,9 +73,7 @@ def attend(
         and query.shape[1] > key.shape[1]
     )
     if not copied or any(more.get(name) is not None for name in _OTHER):
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more
-        )
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
     out = scaled_dot_product_attention(
         *(query, key, value, attention_mask), dropout_p=dropout, scale=scaling, enable_gqa=True
     )

@@ -12,7 +12,7 @@ costs `n d + v_n`: d for each draft, and v_n for one pass that verifies them all
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from math import inf
@@ -296,21 +296,23 @@ class Pace:
         """What the next round loses if its only draft is wrong."""
         return self._worst(1) + self._ledger.steps(self._ahead)
 
-    def drafts(self, first: float | None = None, kept: float = 0.0) -> bool:
+    def drafts(self, first: Callable[[], float] | None = None, kept: float = 0.0) -> bool:
         """Whether to draft in the next round.
 
-        first: as for `rate`.
+        first: finds out the chance of the first draft; asked only where a draft is affordable, as
+            finding out takes time, too. None: the usual one.
         kept: what the ledger keeps for others.
         """
         if self._always:
-            return first != 0
+            return first is None or first() != 0
         if len(self._ledger.plain) < TRUSTED or self._rounds >= REMEASURED:
             self._rounds = 0
             return False
         self._rest -= 1
         # What is known of the first draft may change with every step; all else does not.
         rests = first is None and self._rest > 0
-        drafts = not rests and self.worst <= self._ledger.left - kept and self.rate(first) > 1
+        affordable = not rests and self.worst <= self._ledger.left - kept
+        drafts = affordable and self.rate(None if first is None else first()) > 1
         self.known.idle = 0 if drafts else self.known.idle + 1
         if not drafts:
             self._rest = self._rest if rests else RESTING

@@ -11,14 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from everydepth.config import brief
 from everydepth.errors import BatchError, DepthError, SettingError, UnsupportedModelError
 from everydepth.stream import ResidualStream
+from everydepth.stream.rows import as_tensor
 from everydepth.stream.text import encoded, is_text, new_tokens_of
 
-Ids = Tensor | np.ndarray | Sequence[int] | Sequence[Sequence[int]]
+Ids = Tensor | np.ndarray | Sequence[int] | Sequence[Sequence[int] | Tensor]
 Prompts = str | Sequence[str] | Mapping[str, Any] | Ids
 """Text (with a tokenizer): one string or several. Token ids: a tensor or array `(rows, length)`, a
-tokenizer's output, a list of ids, or a list of such lists, which may differ in length."""
+tokenizer's output, a list of ids, or several such lists or tensors, which may differ in length."""
 
 DEFAULT_NEW_TOKENS = 64
 
@@ -81,7 +83,7 @@ def with_config(
         return given
     if not hasattr(config, "to_diff_dict"):
         raise SettingError(
-            f"generation_config is {config!r:.80}; pass a GenerationConfig, such as "
+            f"generation_config is {brief(config)}; pass a GenerationConfig, such as "
             "model.generation_config, or leave it out"
         )
     said = {
@@ -206,7 +208,7 @@ def _tokens(name: str, given: Any) -> list[int]:
             raise TypeError
         return [index(token) for token in found]
     except TypeError as error:
-        said = f"{name}={given!r:.60}"
+        said = f"{name}={brief(given)}"
         raise SettingError(f"{said}; pass the number of a token, or several") from error
 
 
@@ -239,13 +241,12 @@ def _as_tensors(prompts: Prompts, attention_mask: Any, pad: int) -> tuple[Tensor
             )
         mask = prompts.get("attention_mask") if attention_mask is None else attention_mask
         return _as_tensors(prompts["input_ids"], mask, pad)
-    if isinstance(prompts, np.ndarray):
-        prompts = torch.from_numpy(prompts)
-    if isinstance(prompts, Tensor):
+    if isinstance(prompts, np.ndarray | Tensor):
+        prompts = as_tensor(prompts)
         ids = prompts[None] if prompts.ndim == 1 else prompts
         if attention_mask is None:
             return ids, None
-        mask = torch.as_tensor(attention_mask)
+        mask = as_tensor(attention_mask)
         return ids, mask[None] if prompts.ndim == mask.ndim == 1 else mask
     if not isinstance(prompts, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BatchError(
@@ -259,11 +260,11 @@ def _as_tensors(prompts: Prompts, attention_mask: Any, pad: int) -> tuple[Tensor
         raise BatchError(f"the prompt is empty: {where}; pass at least one token per row")
     odd = [token for row in rows for token in row if not hasattr(token, "__index__")]
     if odd:
-        raise BatchError(f"token {odd[0]!r:.40}; pass whole numbers, or text with tokenizer=")
+        raise BatchError(f"token {brief(odd[0])}; pass whole numbers, or text with tokenizer=")
     marks = [[1] * len(row) for row in rows]
     if attention_mask is not None:
         plain = isinstance(attention_mask, Sequence)
-        marks = _rows(attention_mask if plain else torch.as_tensor(attention_mask).tolist())
+        marks = _rows(attention_mask if plain else as_tensor(attention_mask).tolist())
         sizes, own = list(map(len, marks)), list(map(len, rows))
         if sizes != own:
             raise BatchError(
@@ -278,6 +279,8 @@ def _as_tensors(prompts: Prompts, attention_mask: Any, pad: int) -> tuple[Tensor
 
 def _rows(given: Any) -> list[list[Any]]:
     """A list of lists; a plain list is one row."""
+    arrays = Tensor | np.ndarray
+    given = [as_tensor(row).tolist() if isinstance(row, arrays) else row for row in given]
     rows: list[list[Any]] = [list(row) if isinstance(row, Sequence) else [row] for row in given]
     if rows and not isinstance(given[0], Sequence):
         rows = [[value for row in rows for value in row]]

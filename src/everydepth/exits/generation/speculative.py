@@ -63,12 +63,9 @@ class Drafter(ABC):
         first = (self.depth + 3 * few) / top if few else 1.0
         self.pace.prepare(read_in * self.exits / top, draft, first)
 
-    def look(self, out: Output) -> None:  # noqa: B027 (a depth need not look)
-        """See what can be drafted after the text so far."""
-
-    @property
-    def first(self) -> float | None:
-        """The chance of the first draft; None if nothing is known but the usual one."""
+    def chance(self, out: Output) -> Callable[[], float] | None:
+        """Looks at the text so far and returns the chance of the first draft; None if nothing is
+        known but the usual one."""
         return None
 
     @abstractmethod
@@ -154,14 +151,14 @@ class TextDrafter(Drafter):
         ]
         self._read = [0] * len(self._texts)  # how many of the new tokens a text has
 
-    def look(self, out: Output) -> None:
+    def chance(self, out: Output) -> Callable[[], float]:
+        return lambda: self._looked(out)
+
+    def _looked(self, out: Output) -> float:
         for row in out.active:
             self._texts[row].extend(out.tokens[row][self._read[row] :])
             self._read[row] = len(out.tokens[row])
         self._found = Lookup([self._texts[row] for row in out.active], self.longest)
-
-    @property
-    def first(self) -> float:
         sure = self._found.confidence(0)
         return sum(map(self.pace.known.chance, sure)) / len(sure)
 
@@ -254,13 +251,14 @@ class Drafters:
     def next(self, tape: Tape, out: Output) -> Drafter | None:
         """The drafter of this round; None for a plain step."""
         start = clock()
-        for drafter in self._drafters:
-            drafter.look(out)
-        best, kept = self._drafters[0], 0.0
+        best, kept, first = self._drafters[0], 0.0, self._drafters[0].chance(out)
         if len(self._drafters) > 1:
-            best = max(self._drafters, key=lambda d: d.pace.rate(d.first))
-            kept = self._kept(best)
-        drafts = best.pace.drafts(best.first, kept)
+            chances = {d: d.chance(out) for d in self._drafters}
+            found = {d: None if chance is None else chance() for d, chance in chances.items()}
+            best = max(self._drafters, key=lambda d: d.pace.rate(found[d]))
+            known, kept = found[best], self._kept(best)
+            first = None if known is None else lambda: known
+        drafts = best.pace.drafts(first, kept)
         self.ledger.charge(clock() - start)
         if not drafts:
             return None

@@ -15,7 +15,7 @@ from everydepth.exits.generation.cache import SlotCache
 from everydepth.exits.generation.visible import attention_bias, windowed
 from everydepth.stream import Cursor, ResidualStream, unwrapped
 from everydepth.stream.cursor import Call
-from everydepth.stream.taps import first_tensor, hooked
+from everydepth.stream.taps import first_tensor, hooked, state_in
 
 
 class Tape:
@@ -248,11 +248,13 @@ class Tape:
     def _noted(self, depth: int, batch: Mapping[str, Any]) -> Generator[None, None, None]:
         """Keep the output of the block at this depth for the exit there."""
 
-        def see(_: nn.Module, __: Any, output: Any) -> None:
-            h = self.stream.between(first_tensor(output), depth, batch)
-            self._outside[depth].append(h)
+        block = self.stream.blocks[depth - 1]
 
-        with hooked(self.stream.blocks[depth - 1].module.register_forward_hook(see)):
+        def see(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            h = block.after(state_in(args, kwargs), first_tensor(output))
+            self._outside[depth].append(self.stream.between(h, depth, batch))
+
+        with hooked(block.module.register_forward_hook(see, with_kwargs=True)):
             yield
 
     def _started(self, at: int, end: int) -> Cursor:
@@ -265,7 +267,7 @@ class Tape:
         known = 1 if self._alike else self.top
         cursor = self.stream.start(self._batch(at, end), cache=self.cache, to=known)
         if self._alike:
-            cursor = replace(cursor, calls=cursor.calls * self.top)
+            cursor = replace(cursor, calls=cursor.calls * self.stream.reach(self.top))
         else:
             cursor = self._windowed(cursor, at, end)
             self._alike = self._same_window and self._are_alike(cursor.calls)

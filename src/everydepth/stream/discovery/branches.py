@@ -46,6 +46,7 @@ class BlockParts:
     def __init__(self, recording: Recording, link: Link) -> None:
         self.recording, self.link = recording, link
         self.inner = [call for call in recording.calls if call.inside(link.call)]
+        self.inner += [link.call] if link.outside else []
         self.paths = Paths(recording, self.inner)
         self._maps: dict[Key, list[_Last]] = {}
         self.by_output: dict[Key, list[ModuleCall]] = {}
@@ -90,9 +91,12 @@ class BlockParts:
             posts = {id(each.post) for each in self.link.sums if each.post is not None}
             if posts:
                 raise NotFound("something is applied to a partial sum of parallel branches")
-        plain = self.link.call.plain
         return Block(
-            module=self.link.call.module, branches=tuple(branches), parallel=parallel, plain=plain
+            module=self.link.call.module,
+            branches=tuple(branches),
+            parallel=parallel,
+            plain=self.link.call.plain,
+            outside=self.link.outside,
         )
 
     def _turn(self, part: _Part, entry: ModuleCall, x: Key) -> tuple[int, ...] | None:

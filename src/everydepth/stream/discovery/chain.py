@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from everydepth.stream.discovery.recording import Key, ModuleCall, Recording
 from everydepth.stream.discovery.residual import Paths, Sum, base, equal
+from everydepth.stream.discovery.tail import Silent
 
 
 @dataclass(frozen=True)
@@ -19,11 +20,18 @@ class Link:
     """One block of a chain: a module call, and the residual sums from its input to its output.
 
     held: the path of the list that holds the block, or of the module if none does.
+    outside: the model adds the module's output to the state, outside of it.
     """
 
     call: ModuleCall
     sums: tuple[Sum, ...]
     held: str
+    outside: bool = False
+
+    @property
+    def given(self) -> Key | None:
+        """The value of the state after it."""
+        return self.sums[-1].after if self.outside else self.call.given
 
     @property
     def identity(self) -> bool:
@@ -49,7 +57,7 @@ class Chain:
     @property
     def end(self) -> Key:
         """The output of the last block."""
-        end = self.links[-1].call.given
+        end = self.links[-1].given
         assert end is not None
         return end
 
@@ -72,7 +80,8 @@ class Chain:
 
 def chains(model: nn.Module, recording: Recording) -> list[Chain]:
     """Every chain of residual blocks, in call order."""
-    groups = _groups(model, recording) or _apart(model, recording)
+    lists = _groups(model, recording)
+    groups = lists or _apart(model, recording)
     groups.sort(key=lambda group: group.links[0].call.begin)
     found: list[Chain] = []
     reach = Reach(recording)
@@ -83,7 +92,9 @@ def chains(model: nn.Module, recording: Recording) -> list[Chain]:
                 break
         else:
             found.append(group)
-    return found
+    added = [] if lists else _added(model, recording)
+    # A module that holds such blocks looks like one block itself.
+    return max(found, added, key=lambda each: sum(len(chain.links) for chain in each))
 
 
 def _follows(reach: Reach, first: Chain, then: Chain) -> bool:
@@ -167,6 +178,38 @@ def _apart(model: nn.Module, recording: Recording) -> list[Chain]:
     return [Chain((link,)) for link in links]
 
 
+def _added(model: nn.Module, recording: Recording) -> list[Chain]:
+    """Modules of lists whose outputs the model itself adds to their inputs, in call order."""
+    paths = {id(child): path for path, children in _lists(model) for child in children}
+    sums = {
+        frozenset(operation.reads): operation.made[0]
+        for operation in recording.operations
+        if base(operation) == "add" and len(operation.args) == 2 and not operation.kwargs
+    }
+    found: list[Chain] = []
+    reach = Reach(recording)
+    for call in sorted(recording.calls, key=lambda call: call.begin):
+        if id(call.module) not in paths or not _changes(call) or isinstance(call.module, Silent):
+            continue
+        assert call.state is not None
+        assert call.given is not None
+        after = sums.get(frozenset((call.state, call.given)))
+        # A dropout of the model's own acts between a module and its sum in training mode.
+        between = (c for c in recording.calls if c.given == c.state == call.given)
+        drops = call.given in recording.drops or any(c.order > call.order for c in between)
+        if after is None or drops or recording.overwritten(call.state):
+            continue
+        each = Sum(call.state, call.state, call.given, after)
+        link = Link(call, (each,), paths[id(call.module)], outside=True)
+        for index in range(len(found) - 1, -1, -1):
+            if reach.leads(found[index].end, call.state):
+                found[index] = Chain((*found[index].links, link))
+                break
+        else:
+            found.append(Chain((link,)))
+    return found
+
+
 def _called(
     paths: Paths,
     held: str,
@@ -225,6 +268,20 @@ class Reach:
         """Whether `end` was computed from `start` on a path that avoids the values of `around`."""
         return end in self.after(start, around=around)
 
+    def learns(self, start: Key, end: Key) -> bool:
+        """Whether parameters take part in computing `end` from `start`."""
+        later, todo, seen = self.after(start), [end], {end}
+        while todo:
+            operation = self.recording.producer(todo.pop())
+            for key in () if operation is None else operation.reads:
+                tensor = self.recording.tensors[key[0]]
+                if tensor.ndim and self.recording.constant(tensor, key) is not None:
+                    return True
+                if key in later and key not in seen and key != start:
+                    seen.add(key)
+                    todo.append(key)
+        return False
+
     def after(self, start: Key, *, around: Iterable[Key] = ()) -> set[Key]:
         """All values computed from `start`."""
         if self._readers is None:
@@ -271,12 +328,34 @@ def predicting(found: Sequence[Chain], recording: Recording, prediction: Tensor)
     result: list[Chain] = []
     for chain in found:
         others = [
-            link.call.given
+            link.given
             for other in found
             if other is not chain
             for link in other.links
-            if link.call.given is not None
+            if link.given is not None
         ]
         if reach.leads(chain.end, goal, around=others):
             result.append(chain)
     return result
+
+
+def last_values(
+    recording: Recording, values: Mapping[str, Key], ends: Sequence[Key]
+) -> tuple[str, ...]:
+    """Of several values, by name, those computed of the end of a chain and last: no further ones
+    are computed of them by weights, nor are they another form of one (its softmax).
+
+    All of them if none is computed of the end of a chain.
+    """
+    reach = Reach(recording)
+    found: dict[str, Key] = {}
+    for name, key in values.items():
+        late = any(reach.leads(end, key) for end in ends)
+        if late and not any(same(recording, key, other) for other in found.values()):
+            found[name] = key
+    shapes = {name: recording.values[key].shape for name, key in found.items()}
+    pairs = [(a, b) for a in found for b in found if a != b and reach.leads(found[a], found[b])]
+    learned = {(a, b) for a, b in pairs if reach.learns(found[a], found[b])}
+    earlier = {a for a, _ in learned}
+    forms = {b for a, b in pairs if (a, b) not in learned and shapes[a] == shapes[b]}
+    return tuple(name for name in found if name not in earlier | forms) or tuple(values)[:1]

@@ -18,6 +18,7 @@ from everydepth.stream.discovery.chain import (
     Chain,
     Reach,
     chains,
+    last_values,
     predicting,
     same,
     skips,
@@ -34,7 +35,10 @@ from everydepth.stream.discovery.structure import (
     identical,
     path_of,
     prediction_in,
+    predictions_in,
     text_config,
+    undecided,
+    usual,
 )
 from everydepth.stream.discovery.tail import Form, Tail
 from everydepth.stream.modes import tracking
@@ -47,7 +51,8 @@ class Finding:
     """Finds the structure of a model that ran on a batch.
 
     run: the model's output for another batch. rows: of the batch.
-    chosen: which of several chains to follow, as part of its path.
+    chosen: which of several chains to follow, as part of its path. asked: which of several outputs
+        is the prediction.
     decodes: whether the model is an encoder-decoder that writes text.
     """
 
@@ -57,6 +62,7 @@ class Finding:
     run: Callable[[Mapping[str, Any]], Any]
     rows: int
     chosen: str | None
+    asked: str | int | None
     decodes: bool
 
     def structure(self) -> Structure:
@@ -79,7 +85,31 @@ class Finding:
 
     @cached_property
     def _prediction(self) -> Tensor:
-        return prediction_in(self.record.output)
+        return self._predicted(self.record.output)
+
+    def _predicted(self, output: Any) -> Tensor:
+        return prediction_in(output, self._returned[0])
+
+    @cached_property
+    def _returned(self) -> tuple[str, ...]:
+        """The names of all outputs that may be the prediction; the first of them is."""
+        found = predictions_in(self.record.output)
+        name = usual(self.record.output, found)
+        if self.asked is not None:
+            name = str(self.asked)
+            if name not in found:
+                raise SettingError(
+                    f"output={self.asked!r}, but {self._label} returns {', '.join(found)}; use one "
+                    "of these"
+                )
+        elif name is None:
+            fitting = [c for c in self._chains if self.chosen is None or self._is_chosen(c)]
+            keys = {name: self.record.key(tensor) for name, tensor in found.items()}
+            last = last_values(self.record, keys, [chain.end for chain in fitting])
+            if len(last) > 1:
+                raise SettingError(undecided(self._label, {name: found[name] for name in last}))
+            name = next(iter(last))
+        return name, *(other for other in found if other != name)
 
     def _structure(self) -> Structure:
         whole, others = self._chain()
@@ -100,15 +130,17 @@ class Finding:
             axis=self._row_axis(tail.blocks[-1].module, self.record.values[chain.end]),
             padding=self._padding(chain),
             outputs=self._prediction.shape[-1],
+            returned=self._returned,
             batch=self.batch,
         )
 
     def _outline(self, chain: Chain, others: tuple[str, ...]) -> Structure:
         """The structure of a model on the meta device: its blocks, so that it can be cut."""
         blocks = tuple(
-            Block(module=link.call.module, plain=link.call.plain) for link in chain.links
+            Block(module=link.call.module, plain=link.call.plain, outside=link.outside)
+            for link in chain.links
         )
-        forms = [Form.of(link.call, None) for link in chain.links]
+        forms = [Form.of(link.call, None, added=link.outside) for link in chain.links]
         outputs = self._prediction.shape[-1]
         found = parts(self.record, chain.end, self.record.key(self._prediction))
         return Structure(
@@ -125,19 +157,27 @@ class Finding:
             axis=0,
             padding="attention_mask",
             outputs=outputs,
+            returned=self._returned,
             batch={},
         )
 
     # -- the chain --------------------------------------------------------------------------------
 
+    @cached_property
+    def _chains(self) -> Sequence[Chain]:
+        return chains(self.model, self.record)
+
+    def _is_chosen(self, chain: Chain) -> bool:
+        return any(str(self.chosen) in path for path in chain.paths)
+
     def _chain(self) -> tuple[Chain, tuple[str, ...]]:
         """The chain to follow, and the names of all others."""
-        found = chains(self.model, self.record)
+        found = self._chains
         if not found:
             raise UnsupportedModelError(self._without())
         names = tuple(chain.name for chain in found)
         if self.chosen is not None:
-            fitting = [chain for chain in found if any(self.chosen in path for path in chain.paths)]
+            fitting = [chain for chain in found if self._is_chosen(chain)]
             if not fitting:
                 raise SettingError(
                     f"stream={self.chosen!r}, but {self._label} has the chains {list(names)}; "
@@ -173,9 +213,10 @@ class Finding:
         return (
             f"{self._label} has no chain of residual blocks: it adds in {len(adding)} "
             f"module{'' if len(adding) == 1 else 's'} ({some}), but none of them adds to the one "
-            "state that it is given and hands the sum to the next; follow a part of the model that "
-            "does (as_stream(model.part, example=...)), make each of its blocks a module, or name "
-            'them: as_stream(model, blocks="path.to.blocks", readout=(...))'
+            "state that it is given and hands the sum to the next; make each step a module that "
+            "does (`return x + self.f(self.norm(x))`), follow a part of the model that has such "
+            "modules (as_stream(model.part, example=...)), or write an adapter "
+            "(docs/add-an-architecture.md)"
         )
 
     def _predicting(self, whole: Chain) -> tuple[Chain, Tail, dict[int, str]]:
@@ -204,17 +245,17 @@ class Finding:
                 block = BlockParts(self.record, link).block()
             except NotFound as reason:
                 missing[number] = str(reason)
-                block = Block(module=link.call.module, plain=link.call.plain)
+                block = Block(module=link.call.module, plain=link.call.plain, outside=link.outside)
             read = (link.call.state, *(each.x for each in link.sums))
             over = any(key is not None and self.record.overwritten(key) for key in read)
             blocks.append(replace(block, overwrites=over))
         following = (*chain.links[1:], None)
         forms = [
-            Form.of(link.call, None if after is None else after.call)
+            Form.of(link.call, None if after is None else after.call, added=link.outside)
             for link, after in zip(chain.links, following, strict=True)
         ]
         direct = [
-            same(self.record, link.call.given, after.call.state)
+            same(self.record, link.given, after.call.state)
             for link, after in zip(chain.links, chain.links[1:], strict=False)
         ]
         over = self.record.overwritten(chain.end) or any(block.overwrites for block in blocks)
@@ -225,7 +266,7 @@ class Finding:
         seen: list[Mapping[str | int, Any]] = []
         try:
             end = self.record.values[chain.end]
-            found = prediction_in(tail.output(end, len(tail.blocks), self.batch, seen))
+            found = self._predicted(tail.output(end, len(tail.blocks), self.batch, seen))
         except FAILURES as error:
             raise UnsupportedModelError(
                 f"the blocks of {self._label} in {chain.name} cannot be skipped: what follows "
@@ -267,10 +308,10 @@ class Finding:
         reach = Reach(self.record)
         states = [link.call.state for link in chain.links]
         for number, (link, then) in enumerate(zip(chain.links, states[1:], strict=False), start=1):
-            if tail.direct[number - 1] or link.call.given is None or then is None:
+            if tail.direct[number - 1] or link.given is None or then is None:
                 continue
             early = (state for state in states[:number] if state is not None)
-            if any(reach.leads(state, then, around=[link.call.given]) for state in early):
+            if any(reach.leads(state, then, around=[link.given]) for state in early):
                 return f"between blocks {number} and {number + 1} an earlier state is used again"
         return None
 
@@ -339,7 +380,7 @@ class Finding:
     def _looks(self, chain: Chain) -> bool:
         """Whether the prediction depends on the batch in another way than through the states."""
         reach, goal = Reach(self.record), self.record.key(self._prediction)
-        states = [link.call.given for link in chain.links if link.call.given is not None]
+        states = [link.given for link in chain.links if link.given is not None]
         given = [self.record.key(tensor) for tensor in tensors_in(self.batch)]
         return any(reach.leads(key, goal, around=states) for key in given)
 
@@ -355,9 +396,10 @@ class Finding:
         wanted: list[tuple[Tensor, Mapping[str, Any], Tensor]] = []
         for state, given in cases:
             try:
-                wanted.append((state, given, prediction_in(tail.output(state, last, given))))
+                z = self._predicted(tail.output(state, last, given))
             except FAILURES:  # the model does not accept this variant
                 continue
+            wanted.append((state, given, z))
         near: Readout | None = None
         for name, pick in picks(text_config(self.model), looks=looks).items():
             ready = Readout("modules", head, found, pick, name, late)
@@ -416,7 +458,7 @@ class Finding:
         for other in (ids[:, 0], ids[:, -2]):  # the first may stand for a picture
             changed = torch.cat([ids[:, :-1], other[:, None]], 1)
             try:
-                found = prediction_in(self.run({**self.batch, "input_ids": changed}))
+                found = self._predicted(self.run({**self.batch, "input_ids": changed}))
             except FAILURES:
                 continue
             return close(found[:, :-1], z[:, :-1])

@@ -42,7 +42,7 @@ def shortened(
     """
     lists = _lists(model, blocks)
     if len(set(blocks)) < len(blocks):
-        return _recounted(model, lists, len(blocks), depth, share=share)
+        return _recounted(model, lists, blocks, depth, share=share)
     if len(lists) == 1 and (hasattr(model, "config") or all(tail.direct)):
         (held,) = lists.values()
         if list(held) == list(blocks) and not any(number > depth for number in tail.skips):
@@ -66,13 +66,19 @@ def shortened(
     }
     counts = [len(held) for held in lists.values()]
     staged = _stages(copied, counts, [len(places) for places in kept.values()])
+    empty: list[tuple[str, str]] = []
     for path, places in kept.items():
         new: BlockList = copied.get_submodule(path)  # pyright: ignore[reportAssignmentType]
         olds = list(new)
         del new[:]
         new.extend([olds[place] for place in places])
+        holder, _, name = path.rpartition(".")
+        if not places and isinstance(copied.get_submodule(holder), nn.ModuleList):
+            empty.append((holder, name))
         if not staged:
             correct_configs(copied, path, places, len(olds))
+    for holder, name in reversed(empty):  # a list of lists: a model may unpack each
+        del copied.get_submodule(holder)[int(name)]  # pyright: ignore[reportIndexIssue]
     return copied
 
 
@@ -157,6 +163,35 @@ def lengthened(
     return copied
 
 
+def listed(
+    model: Model,
+    blocks: Sequence[nn.Module],
+    after: int,
+    block: nn.Module,
+    like: int,
+    tail: Tail,
+    *,
+    share: bool,
+) -> Model:
+    """`lengthened` for lists of a list that the model unpacks: one more, silent but for `block`."""
+    path = next(path for path, held in _lists(model, blocks).items() if blocks[like - 1] in held)
+    numbers = {each: number for number, each in enumerate(blocks, start=1)}
+    holder, _, name = path.rpartition(".")
+    inside = [numbers.get(each, 0) for each in model.get_submodule(path).children()]
+    if 0 in inside or after not in (inside[0] - 1, inside[-1]):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} cannot run a block more after depth {after}: it takes its "
+            f"blocks from lists of {len(inside)}, and runs each as a whole; "
+            + ("write an adapter" if 0 in inside else f"insert after={inside[-1]}")
+        )
+    copied = copy_without(model, (), share=share)
+    block = adopted(block, model, copied).train(blocks[like - 1].training)
+    more = [block if number == like else tail.stand_in(number, None) for number in inside]
+    outer: nn.ModuleList = copied.get_submodule(holder)  # pyright: ignore[reportAssignmentType]
+    outer.insert(int(name) + (after == inside[-1]), nn.ModuleList(more))
+    return copied
+
+
 def _same_place(block: nn.Module, part: nn.Module, copied: nn.Module) -> nn.Module:
     """The submodule of a copied block, or the module made of some, that `part` is of the block."""
     # What deepcopy finds in its memo it does not copy.
@@ -165,16 +200,33 @@ def _same_place(block: nn.Module, part: nn.Module, copied: nn.Module) -> nn.Modu
 
 
 def _recounted(
-    model: Model, lists: Mapping[str, BlockList], before: int, depth: int, *, share: bool
+    model: Model,
+    lists: Mapping[str, BlockList],
+    blocks: Sequence[nn.Module],
+    depth: int,
+    *,
+    share: bool,
 ) -> Model:
-    """A copy of a model that calls one module repeatedly, with another count in its config."""
+    """A copy of a model that calls one module repeatedly, with another count: in its config, or
+    without one in the attribute of the module that calls it."""
     copied = copy_without(model, (), share=share)
-    path = next(iter(lists), None)
-    if path is None or not correct_configs(copied, path, range(depth), before):
+    path, before = next(iter(lists), None), len(blocks)
+    if path is not None and correct_configs(copied, path, range(depth), before):
+        return copied
+    counts = [
+        (there, name)
+        for here, there in zip(model.modules(), copied.modules(), strict=True)
+        if blocks[0] in set(here.modules()) - {here}
+        for name, value in vars(here).items()
+        if type(value) is int and value == before
+    ]
+    if hasattr(model, "config") or len(counts) != 1:
+        what = "field of its config" if hasattr(model, "config") else "field of its own"
         raise UnsupportedModelError(
-            f"{type(model).__name__} calls one module {before} times, but no field of its config "
-            "sets this number, so it cannot be cut"
+            f"{type(model).__name__} calls one module {before} times, but no {what} sets this "
+            "number, so it cannot be cut"
         )
+    setattr(*counts[0], depth)
     return copied
 
 

@@ -16,7 +16,12 @@ from everydepth.stream.contract import BESIDE_INPUTS, IGNORE_INDEX, ResidualStre
 from everydepth.stream.cursor import CallAxes, Cursor
 from everydepth.stream.discovery.example import ROWS, examples, parameters_of
 from everydepth.stream.discovery.finding import Finding, doubled
-from everydepth.stream.discovery.lists import in_lists_of_lists, lengthened, shortened
+from everydepth.stream.discovery.lists import (
+    in_lists_of_lists,
+    lengthened,
+    listed,
+    shortened,
+)
 from everydepth.stream.discovery.memory import recall, remember
 from everydepth.stream.discovery.recording import recording
 from everydepth.stream.discovery.structure import (
@@ -28,6 +33,7 @@ from everydepth.stream.discovery.structure import (
     prediction_in,
     text_config,
 )
+from everydepth.stream.edit import BlockList
 from everydepth.stream.modes import as_written, evaluating, without_packing, without_tracking
 from everydepth.stream.rows import row_axes, select_rows
 from everydepth.stream.taps import replaced_forward, silence
@@ -46,6 +52,7 @@ class DiscoveredStream(ResidualStream):
     with a mask, so it is discovered again on the first batch with an input that was not there yet.
 
     stream: which of several chains to follow, as part of its path.
+    output: which of several outputs is the prediction, by its name or number.
     example: a batch to run now; by default one is made up from the model's config.
     """
 
@@ -54,12 +61,13 @@ class DiscoveredStream(ResidualStream):
         model: nn.Module,
         *,
         stream: str | None = None,
+        output: str | int | None = None,
         example: Mapping[str, Any] | Tensor | None = None,
     ) -> None:
         self.model = model
         self._inner = unwrapped(model)
         self._names, self._more = parameters_of(self._inner)
-        self._stream = stream
+        self._stream, self._asked = stream, output
         self._found: Structure | None = None
         # By the names of a batch's inputs.
         self._facts: dict[Names, Structure] = {}
@@ -86,7 +94,7 @@ class DiscoveredStream(ResidualStream):
 
     def _recalled(self) -> bool:
         """Restore an earlier discovery of this model; whether there was one that still holds."""
-        known = recall(self._inner, (self.model, self._stream))
+        known = recall(self._inner, self._question)
         if known is not None:
             self._facts, self._more = known
             self._found = next(iter(self._facts.values()))
@@ -97,7 +105,11 @@ class DiscoveredStream(ResidualStream):
         self._found = found
         if found.batch:  # there is none if the model has no weights yet
             self._facts[self._given_names(found.batch) if names is None else names] = found
-            remember(self._inner, (self.model, self._stream), (self._facts, self._more))
+            remember(self._inner, self._question, (self._facts, self._more))
+
+    @property
+    def _question(self) -> tuple[Any, ...]:
+        return self.model, self._stream, self._asked
 
     def confirm(self, batch: Mapping[str, Any]) -> None:
         if self._chosen(batch):
@@ -199,7 +211,14 @@ class DiscoveredStream(ResidualStream):
                     f"{type(error).__name__}: {error}"
                 ) from error
         finding = Finding(
-            self._inner, record, batch, self._output, self.rows(batch), self._stream, self._decodes
+            self._inner,
+            record,
+            batch,
+            self._output,
+            self.rows(batch),
+            chosen=self._stream,
+            asked=self._asked,
+            decodes=self._decodes,
         )
         return finding.structure()
 
@@ -319,9 +338,14 @@ class DiscoveredStream(ResidualStream):
 
     def inserted(self, after: int, block: nn.Module, like: int, *, share: bool) -> nn.Module:
         modules = [each.module for each in self.structure.blocks]
-        if any(list(m.children()) == modules for m in self._inner.modules()):
+        lists = (m for m in self._inner.modules() if isinstance(m, BlockList))
+        if any(list(held) == modules for held in lists):
             return super().inserted(after, block, like, share=share)
-        return lengthened(self._inner, modules, after, block, like, share=share)
+        given = self._inner, modules, after, block, like
+        grown = lengthened(*given, share=share)
+        if in_lists_of_lists(self._inner, modules) and not self._runs(grown):
+            grown = listed(*given, self.structure.tail, share=share)
+        return grown
 
     # -- how it is called -------------------------------------------------------------------------
 
@@ -384,7 +408,7 @@ class DiscoveredStream(ResidualStream):
         return self.model(arguments[key], **rest)
 
     def prediction(self, output: Any) -> Tensor:
-        return prediction_in(output)
+        return prediction_in(output, self.structure.returned[0])
 
     def new_cache(self) -> Any:
         if not self._caches or self.task != "causal_lm":
@@ -507,4 +531,9 @@ class DiscoveredStream(ResidualStream):
             f"block {number}": f"residual connections unknown: {why}"
             for number, why in found.missing.items()
         }
+        if found.returned[0]:
+            which, *rest = found.returned
+            few = ", ".join(rest[:3]) + (", ..." if len(rest) > 3 else "")
+            beside = f" (and not {few})" if rest else ""
+            others = {"prediction": f"output {which}{beside}", **others}
         return {"found in": ", ".join(found.paths), "readout": how, **others, **unknown}

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from everydepth.errors import UnsupportedModelError
+from everydepth.errors import SettingError, UnsupportedModelError
 from everydepth.stream.block import Block
 from everydepth.stream.contract import Task
 from everydepth.stream.discovery.readout import Parts, Pick
-from everydepth.stream.discovery.recording import tensors_in
 from everydepth.stream.discovery.tail import Tail
 
 FAILURES = (
@@ -62,7 +61,8 @@ class Structure:
         state.
     behind: norms with running statistics that are called after the last block.
     axis: the batch dimension of a state. padding: the batch key of its mask.
-    outputs: numbers per prediction.
+    outputs: numbers per prediction. returned: the names of what the model returns that may be its
+        prediction; the first of them is.
     batch: the batch that was run.
     """
 
@@ -79,31 +79,70 @@ class Structure:
     axis: int
     padding: str
     outputs: int
+    returned: tuple[str, ...]
     batch: Mapping[str, Any]
 
 
-def prediction_in(output: Any) -> Tensor:
-    """The prediction in a model's output: its logits, or its first tensor of scores."""
-    if isinstance(output, Tensor):
-        return _scores([output])
-    for name in ("logits", "prediction_logits", "logits_per_image"):
-        value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
-        if isinstance(value, Tensor):
-            return value
-    held = output if isinstance(output, (Mapping, tuple, list)) else getattr(output, "__dict__", {})
-    return _scores(list(tensors_in(held)), f" in its {type(output).__name__}")
+_NAMES = ("logits", "prediction_logits", "logits_per_image")
 
 
-def _scores(tensors: Sequence[Tensor], where: str = "") -> Tensor:
-    """The first tensor with numbers for every row, as a loss may come before it."""
-    for tensor in tensors:
-        if tensor.is_floating_point() and tensor.ndim > 1:
-            return tensor
-    kinds = [f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors]
+def predictions_in(output: Any) -> dict[str, Tensor]:
+    """What may be the prediction in a model's output: float tensors with numbers for every row.
+
+    By the names and numbers that lead to them, as in "scores" or "1.0"; "" if there is only one.
+    """
+    held = output
+    if not isinstance(output, (Tensor, Mapping, tuple, list)):
+        told = {name: getattr(output, name) for name in _NAMES if hasattr(output, name)}
+        held = told | getattr(output, "__dict__", {})
+    values = dict(_named("", held))
+    found = {n: t for n, t in values.items() if t.is_floating_point() and t.ndim > 1}
+    if found:
+        return found
+    kinds = [f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in values.values()]
+    where = "" if isinstance(output, Tensor) else f" in its {type(output).__name__}"
     raise UnsupportedModelError(
         f"the model returns {', '.join(kinds) or 'no tensors'}{where}, but a prediction is a float "
         "tensor (rows, ..., scores); let its forward return scores, such as logits, or one number "
         "per row as (rows, 1)"
+    )
+
+
+def _named(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    """The tensors inside nested tuples, lists and mappings, by their names."""
+    if isinstance(value, Tensor):
+        yield name, value
+        return
+    value = value._asdict() if hasattr(value, "_asdict") else value
+    value = dict(enumerate(value)) if isinstance(value, (tuple, list)) else value
+    for key, item in value.items() if isinstance(value, Mapping) else ():
+        yield from _named(f"{name}.{key}" if name else str(key), item)
+
+
+def usual(output: Any, found: Mapping[str, Tensor]) -> str | None:
+    """The name of the prediction if there is one alone or a name says it; else None."""
+    # transformers' own outputs name the last state; what they pool of it comes beside.
+    names = (*_NAMES, "last_hidden_state") if hasattr(output, "to_tuple") else _NAMES
+    return next((n for n in names if n in found), next(iter(found)) if len(found) == 1 else None)
+
+
+def prediction_in(output: Any, name: str | int | None = None) -> Tensor:
+    """The prediction in a model's output. name: the one chosen, if the output has it."""
+    found = predictions_in(output)
+    if name is not None and str(name) in found:
+        return found[str(name)]
+    name = usual(output, found)
+    if name is None:
+        raise SettingError(undecided("the model", found))
+    return found[name]
+
+
+def undecided(who: str, found: Mapping[str, Tensor]) -> str:
+    """The message if any of several outputs may be the prediction."""
+    each = ", ".join(f"{name!r} {tuple(tensor.shape)}" for name, tensor in found.items())
+    return (
+        f"{who} returns {len(found)} outputs that may be its prediction: {each}; choose one: "
+        f"as_stream(model, output={list(found)[-1]!r})"
     )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from everydepth.errors import UnsupportedModelError
-from everydepth.stream.block import Block
+from everydepth.stream.block import Block, Instead
 from everydepth.stream.discovery.recording import ModuleCall, tensors_in
 from everydepth.stream.taps import parts_of, replaced_forward, silence, state_in
 
@@ -170,6 +171,7 @@ class Form:
     carried: arguments of the next block, other than its state, that are items of this output -> the
         item's index.
     alone: the block takes only the state and returns only the state.
+    added: the model adds the output to the state itself.
     """
 
     beside: tuple[Any, ...] | None = None
@@ -177,9 +179,10 @@ class Form:
     listed: bool = False
     carried: Mapping[str | int, int] = field(default_factory=dict[str | int, int])
     alone: bool = False
+    added: bool = False
 
     @classmethod
-    def of(cls, call: ModuleCall, then: ModuleCall | None) -> Form:
+    def of(cls, call: ModuleCall, then: ModuleCall | None, *, added: bool = False) -> Form:
         """The form, from a call and that of the next block."""
         plain = isinstance(call.output, Tensor)
         keys = tuple(call.output) if isinstance(call.output, Mapping) else None
@@ -189,12 +192,14 @@ class Form:
         read.pop(0 if then is None or then.key is None else then.key, None)
         carried = {key: places[id(value)] for key, value in read.items() if id(value) in places}
         if plain:
-            return cls(carried=carried, alone=len(call.arguments) == 1)
+            alone = len(call.arguments) == 1 and not added
+            return cls(carried=carried, alone=alone, added=added)
         beside = [_beside(value, call.arguments) for value in values[1:]]
-        return cls(tuple(beside), keys, isinstance(call.output, list), carried)
+        return cls(tuple(beside), keys, isinstance(call.output, list), carried, added=added)
 
     def made(self, h: Tensor, given: Mapping[str | int, Any]) -> Any:
         """An output of this form for a state. given: the block's arguments."""
+        h = Instead.of(h) if self.added else h
         if self.beside is None:
             return h
         rest = [given.get(v.key) if isinstance(v, Passed) else v for v in self.beside]
@@ -219,7 +224,8 @@ class Silent(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         h = self.skip(state_in(args, kwargs))
-        return self.form.made(h, {**dict(enumerate(args)), **kwargs})
+        form, given = self.form, {**dict(enumerate(args)), **kwargs}
+        return replace(form, added=False).made(torch.zeros_like(h) if form.added else h, given)
 
 
 def _beside(value: Any, arguments: Mapping[str | int, Any]) -> Any:

@@ -220,22 +220,19 @@ def figure(results: Sequence[Finished]) -> Figure:
     if result is None:
         return page
     depths = len(result["drawn"]["lpa"])
-    places = page.subplots(4, depths)
-    for line, objective in zip(places, ("end_to_end", "lpa"), strict=False):
+    above, below = page.subfigures(2, 1)
+    for line, objective in zip(above.subplots(2, depths), OBJECTIVES[:2], strict=True):
         for depth, axis in enumerate(line):
             values = np.array(result["drawn"][objective][depth], float)
             side = int(np.sqrt(len(values)))
             axis.imshow(values.reshape(side, side), cmap="viridis")
             axis.set(xticks=[], yticks=[], title=f"{objective}, {depth}")
-    for line, objective in zip(places[2:], ("end_to_end", "lpa"), strict=True):
-        for axis in line:
-            axis.remove()
-        axis = page.add_subplot(4, 1, 3 + (objective == "lpa"))
+    for axis, objective in zip(below.subplots(2, 1), OBJECTIVES[:2], strict=True):
         layers = np.array(result["layers"][objective], float)
         for depth in range(1, depths):
             axis.semilogy(result["epochs"], layers[:, depth], label=f"layer {depth}")
         axis.set(title=f"{objective}, {DRAWN.replace('_', ' ')}", xlabel="epoch", ylabel="MSE")
-    page.axes[-1].legend(ncols=depths - 1, fontsize=8)
+    below.axes[-1].legend(ncols=depths - 1, fontsize=8)
     return page
 
 
@@ -290,7 +287,7 @@ RECIPE = Recipe(
         "trained and every one is reported; rates were fixed beforehand. End-to-end at 1.5 times "
         "the rate is a control, because the weights of LPA add up to 1.5: what it gains, too, is "
         "no merit of the early depths. Errors are medians over the eight surfaces of a ratio, at "
-        "random test points and on an even grid; a run that diverged has lost. The small "
+        "random test points and on an even grid; a training that diverged has lost. The small "
         "preset takes 1,000 steps (40 epochs of 2,500 points), the paper's 30,000, and two of the "
         "block forms at the middle rate only."
     ),

@@ -22,6 +22,17 @@ SMALL = {
     "lr": 1e-3,
     "study": False,
 }
+# Fixed before it was run; epochs and the loss, over the whole sequence, as in the paper.
+FULL = {
+    **SMALL,
+    "name": "Emotions-stories15M",
+    "model": "stories15M",
+    "rows": 400,
+    "before": 2000,
+    "epochs": 70,
+    "lr": 3e-4,
+    "loss_on": "all",
+}
 SMOKE = {
     "name": "synthetic-GPT2-tiny",
     "task": "prompts",
@@ -60,6 +71,13 @@ RECIPE = relay(
     smoke=(SMOKE,),
     smoke_cost="4 s",
     small=Preset(cells=(SMALL,), seeds=3, cost="6 min, 1 core", needs=("emotion", "stories260K")),
+    full=Preset(
+        cells=(FULL,),
+        seeds=3,
+        cost="about 16 h, 1 core",
+        needs=("emotion", "stories15M"),
+        memory_gib=4.0,
+    ),
     paper=[{**FINE, **one} for one in PAPER],
     models=hub_models(PAPER, "CausalLM"),
     cost="2 networks x 16 to 34 fine-tunings of 70 epochs; about 15 GPU days",
@@ -68,8 +86,9 @@ RECIPE = relay(
     about=(
         "Small: stories260K, a pretrained Llama of 5 blocks; the loss is on the label's tokens "
         "alone; first trained on 1,000 clean texts, then on 160 others of which 10 % name a wrong "
-        "label, for 60 epochs. A label counts as memorized if greedy decoding writes it. A "
-        "GPT-2 of 4 blocks trained from nothing on the same texts did not learn them. Scaling "
-        "(Figure 13) is measured on the classifier of residual_removal_language."
+        "label, for 60 epochs. A label counts as memorized if greedy decoding writes it. Full: "
+        "stories15M, 400 texts, the loss on the whole sequence, 70 epochs. A GPT-2 of 4 blocks "
+        "trained from nothing on the same texts did not learn them. Scaling (Figure 13) is "
+        "measured on the classifier of residual_removal_language."
     ),
 )

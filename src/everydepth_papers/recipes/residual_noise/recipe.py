@@ -74,7 +74,6 @@ RECIPE = relay(
     about=(
         "Small: a ViT of 4 blocks on 200 of scikit-learn's digits, first trained on 400 clean "
         "others; the skips of layer 1 and of layer 4 are removed; 60 epochs. 1 % of 200 "
-        "rows are 2 wrong labels, so memorization has steps of a half there. The figure shows "
-        "the largest ratio."
+        "rows are 2 wrong labels, so memorization has steps of a half there."
     ),
 )

@@ -149,7 +149,7 @@ def figure(results: Sequence[Finished]) -> Figure:
 
 
 SMALL: Cell = {
-    "data": "fashion-mnist", "rows": 10_000, "inputs": 784, "depth": 6, "width": 64, "epochs": 5,
+    "data": "fashion-mnist", "rows": 60_000, "inputs": 784, "depth": 6, "width": 64, "epochs": 5,
     "lr": 1e-3,
 }  # fmt: skip
 SMOKE: Cell = {**SMALL, "data": "digits", "rows": 300, "inputs": 64, "depth": 3, "epochs": 2}
@@ -171,7 +171,7 @@ RECIPE = Recipe(
     presets={
         "smoke": Preset(cells=cells(SMOKE), cost="1 s"),
         "small": Preset(
-            cells=cells(SMALL), seeds=5, cost="1 min, 1 core", needs=("fashion-mnist",)
+            cells=cells(SMALL), seeds=5, cost="5 min, 1 core", needs=("fashion-mnist",)
         ),
         "paper": Preset(
             cells=cells(PAPER),
@@ -185,6 +185,7 @@ RECIPE = Recipe(
     figure=figure,
     about=(
         "The paper does not describe its MLP. Small: 6 blocks of width 64, two linear maps each, "
-        "on 10,000 images of Fashion-MNIST; paper: 12 blocks of width 384 on CIFAR-10 (ours)."
+        "on Fashion-MNIST, five passes (on 10,000 of its images the network without skips stayed "
+        "below a linear classifier); paper: 12 blocks of width 384 on CIFAR-10 (ours)."
     ),
 )
