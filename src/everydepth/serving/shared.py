@@ -564,7 +564,9 @@ def joined(stream: ResidualStream) -> bool:
 
 
 def _can_join(stream: ResidualStream) -> bool:
-    if stream.attention != "sdpa" or not stream.kinds <= {"full_attention", "sliding_attention"}:
+    kinds = {"full_attention", "sliding_attention"}
+    # A simulation asks for any model that has a profile.
+    if stream.task != "causal_lm" or stream.attention != "sdpa" or not stream.kinds <= kinds:
         return False
     with evaluating(unwrapped(stream.model)):
         wanted = _tried(stream, joins=False)
