@@ -19,6 +19,7 @@ from everydepth.stream.discovery import DiscoveredStream
 from everydepth.stream.embedding import EmbeddingStream
 from everydepth.stream.generic import GenericStream
 from everydepth.stream.modes import keep_freed_memory
+from everydepth.stream.text import check_tokenizer
 from everydepth.stream.wrapping import check_parts_seen, check_seen, unwrapped
 
 # The list of built-in families, by name: the stream imports nothing above it.
@@ -187,6 +188,8 @@ def _with_text(
     stream: ResidualStream, options: Mapping[str, Any], tokenizer: Any
 ) -> ResidualStream:
     """Remember what a stream was made with; another made so takes text as well."""
+    if tokenizer is not None:
+        check_tokenizer(tokenizer)
     more = {} if tokenizer is None else {"tokenizer": tokenizer}
     stream.options, stream.tokenizer = {**options, **more}, tokenizer
     return stream

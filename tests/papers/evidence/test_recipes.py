@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,3 +121,38 @@ def test_the_page_on_when_lpa_wins_shows_the_recorded_figures() -> None:
         )
         setting = f"{by}, 1,000 steps, rate {rate:g}"
         assert line(setting) == f"| {setting} | {plain} | {faster} | {grid.about['seeds']} |"
+
+
+def panels(name: str) -> dict[str, Any]:
+    """The panels of the figure of recorded results, by their title."""
+    recipe = load_recipe(FILES[name])
+    assert recipe.figure is not None
+    page = recipe.figure(recorded(FILES[name].parent)[-1].finished)
+    assert page is not None
+    return {axis.get_title(): axis for axis in page.axes}
+
+
+def test_the_figures_of_residual_relay_have_a_panel_for_each_kind() -> None:
+    shared = {
+        "memorization %",
+        "test accuracy %",
+        "gradient norm",
+        "margin without a layer's skips",
+        "std of the stream",
+        "std of weights",
+        "prediction error",
+        "margin and gradient norm",
+    }
+    in_training = {"gradient norm in training", "margin in training"}
+    assert set(panels("residual_removal_vision")) == shared | in_training
+    assert set(panels("residual_removal_language")) == shared | {"skips of layer 1 scaled by c"}
+    labels = panels("residual_noise")["test accuracy %"].get_legend_handles_labels()[1]
+    assert labels == [f"{share}% wrong labels" for share in (1, 5, 10, 20)]
+
+
+def test_exits_are_drawn_counted_and_by_the_clock() -> None:
+    swept = panels("tracing_vision")["exits, thresholds swept"]
+    assert [line.get_linestyle() for line in swept.lines] == ["-", "--"] * 2
+    counted, measured = swept.lines[:2]
+    assert list(counted.get_ydata()) == list(measured.get_ydata())
+    assert list(counted.get_xdata()) != list(measured.get_xdata())
