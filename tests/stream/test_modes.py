@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import everydepth as ed
 from everydepth.stream import States
-from everydepth.stream.modes import keep_freed_memory
 
 KINDS = ["ViT", "Llama-tied-CausalLM-left", "Bert-SequenceClassification"]
 
@@ -128,21 +125,3 @@ def test_a_distributed_model_is_observed_with_its_gradient_hooks(kind: str) -> N
         torch.testing.assert_close(model.get_parameter(name).grad, gradient, rtol=0, atol=1e-12)
     report = ed.check_stream(wrapped, batch)
     assert report.ok, str(report)
-
-
-def test_the_first_stream_lets_malloc_keep_freed_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-    empty = torch.empty
-
-    def recorded(*shape: int, **options: Any) -> Tensor:
-        sizes.append(math.prod(shape))
-        return empty(*shape, **options)
-
-    keep_freed_memory.cache_clear()
-    monkeypatch.setattr(torch, "empty", recorded)
-    model, _ = ENTRIES["ViT"].make()
-    sizes.clear()
-    for _ in range(2):
-        ed.as_stream(model)
-    # Once, as large as malloc learns from: 32 MB with its header and rounding.
-    assert [size for size in sizes if size > 2**24] == [2**25 - 2**16]

@@ -18,7 +18,6 @@ from everydepth.stream.contract import ResidualStream, StreamFactory, Task
 from everydepth.stream.discovery import DiscoveredStream
 from everydepth.stream.embedding import EmbeddingStream
 from everydepth.stream.generic import GenericStream
-from everydepth.stream.modes import keep_freed_memory
 from everydepth.stream.text import check_tokenizer
 from everydepth.stream.wrapping import check_parts_seen, check_seen, unwrapped
 
@@ -128,7 +127,6 @@ def as_stream(
     >>> stream.depth, stream.task
     (3, 'causal_lm')
     """
-    keep_freed_memory()
     said = {"blocks": blocks, "readout": readout, "token": token, "task": task}
     options = {name: value for name, value in said.items() if value is not None} | options
     # `EveryDepth` and `Balcony` have streams of their own.
