@@ -110,11 +110,13 @@ def generate(stream: ResidualStream, batch: Batch, _: Path) -> None:
 
 @torch.no_grad()
 def scaled_skip(stream: ResidualStream, batch: Batch, _: Path) -> None:
-    before = stream.observe(batch).logits(stream.depth)
+    states = stream.observe(batch)
+    before = states.logits(stream.depth)
     with ed.scaled_skip(stream, layer=1, c=1.0):
         torch.testing.assert_close(stream.observe(batch).logits(stream.depth), before)
     with ed.scaled_skip(stream, layer=1, c=0.0):
-        assert not torch.equal(stream.observe(batch).logits(stream.depth), before)
+        # In logits of random weights a change may be lost to rounding (MobileNetV2).
+        assert not torch.equal(stream.observe(batch)[1], states[1])
     assert torch.equal(stream.observe(batch).logits(stream.depth), before)
 
 
