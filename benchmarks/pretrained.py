@@ -537,13 +537,17 @@ def _from_scratch(cells: list[dict[str, Any]]) -> str:
         row = [name]
         for model in models:
             seeds = [s for m, o, s in found if (m, o) == (model, name)]
+            if len(seeds) < 3:
+                row += ["-"] * len(words)
+                continue
             mean = np.mean([found[model, name, s] for s in seeds], 0)
             base = [found[model, "end_to_end", s][-1] for s in seeds]
             change = np.array([found[model, name, s][-1] for s in seeds]) - base
             half = interval(change)[1] - change.mean()
             ours = "-" if name == "end_to_end" else f"{change.mean():+.2f} ± {half:.2f}"
             row += [f"{mean[len(mean) // 2 - 1]:.2f}", f"{mean[-1]:.2f}", ours]
-        rows.append(row)
+        if set(row[1:]) != {"-"}:
+            rows.append(row)
     return _markdown(rows)
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from argparse import Namespace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 from tests.helpers.scripts import check
+
+import everydepth as ed
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 HELPERS = ("peak", "record")
@@ -35,6 +38,19 @@ def test_the_benchmark_of_servers_runs() -> None:
 def test_the_readme_names_every_benchmark() -> None:
     text = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert [file.name for file in FILES if f"`{file.name}`" not in text] == []
+
+
+def test_a_draft_is_tuned_for_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    spec = importlib.util.spec_from_file_location("pair", FOLDER / "engines" / "pair.py")
+    assert spec is not None
+    assert spec.loader is not None
+    pair = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pair)
+    monkeypatch.setattr(pair, "NAME", "tiny")
+    net, about = pair.tuned_stories(Namespace(arm="balcony", seconds=0.0, folder=tmp_path))
+    assert about["steps"] == 2
+    assert 2 in ed.as_stream(net).exits
 
 
 @pytest.fixture

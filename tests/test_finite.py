@@ -46,6 +46,7 @@ VERBS: dict[str, Callable[[nn.Module], Any]] = {
     "certify_depth by labels": lambda m: certify_depth(
         m, DATA, risk=0.2, against="labels", **QUIET
     ),
+    "gradient_study": lambda m: ed.gradient_study(m, DATA, DATA, flipped=[1], **QUIET),
     "paired": lambda m: ed.growth.paired(m, m, DATA),
     "predict at the end": lambda m: ed.predict(m, UNLABELLED, policy=ed.Confidence(threshold=1.0)),
 }
@@ -74,6 +75,7 @@ def test_a_head_that_gives_no_number_is_an_error_that_names_the_first_depth(
     verb: str, value: float
 ) -> None:
     first = 0 if verb.startswith(("trace", "memorization", "audit")) else 1
+    first = 3 if verb == "gradient_study" else first
     with pytest.raises(NonFiniteError, match=f"predictions at depth {first} of .*the head") as it:
         VERBS[verb](broken("head", value))
     assert it.value.depth == first
@@ -127,11 +129,12 @@ def test_no_block_is_chosen_by_what_is_no_number(by: Any) -> None:
         ed.choose_blocks(broken("block", torch.nan), DATA, keep=1, by=by, **QUIET)
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("where", ["block", "head"])
 def test_no_objective_is_approved_and_nothing_is_written_of_no_number(
-    where: str, tmp_path: Path
+    where: str, value: float, tmp_path: Path
 ) -> None:
-    model = broken(where, torch.nan)
+    model = broken(where, value)
     with pytest.raises(NonFiniteError):
         ed.check_objective(ed.EveryDepth(model), DATA)
     with pytest.raises(NonFiniteError):

@@ -19,6 +19,7 @@ from PIL import Image
 from tests.fuzz.values import Letters, writing
 from tests.helpers.tokenizing import byte_level
 from torch import Tensor
+from torch.optim import AdamW
 
 import everydepth as ed
 import everydepth.data
@@ -128,6 +129,26 @@ COMPLEX = torch.ones(1, 3, dtype=torch.complex64)
 Case = tuple[Callable[[Any], Any], type[EveryDepthError], str]
 CASES: dict[str, Case] = {
     # what the fuzzer found
+    "growing with an optimizer of another model": (
+        lambda m: ed.grow(m, rows(), rows(), optimizer=AdamW(writer(m).parameters()), **QUIET),
+        SettingError,
+        "21 of the optimizer's 21 parameters do not belong to the network",
+    ),
+    "tokens without rows": (
+        lambda m: ed.ablate(writer(m), [(torch.ones(5).long(), torch.ones(5).long())], **QUIET),
+        BatchError,
+        r"tokens have shape \(5,\); pass \(rows, length\)",
+    ),
+    "a batch whose keys have no order": (
+        lambda m: ed.as_stream(m).observe({1: 2, "a": 3}),  # type: ignore[dict-item]
+        BatchError,
+        r"the batch has keys \['1', 'a'\], but ViTForImageClassification needs 'pixel_values'",
+    ),
+    "a tokenizer that is none": (
+        lambda m: ed.as_stream(m, tokenizer=3),
+        SettingError,
+        "tokenizer=3; pass the tokenizer itself",
+    ),
     "a score on ignored labels": (
         lambda m: score(m, rows(), test=rows(labels=IGNORED), **QUIET),
         LabelError,

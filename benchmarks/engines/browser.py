@@ -75,9 +75,13 @@ def written(page: Any, described: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def stopped(page: Any, address: str) -> dict[str, Any]:
-    """Where a page ends that may stop; nothing waits any more."""
+    """Where a page ends that may stop; files wait only until it is told so."""
+    for event in Line.passing.values():
+        event.clear()
     page.goto(address)
     page.check("#stop")
+    for event in Line.passing.values():
+        event.set()
     shown = "document.querySelector('#status').textContent"
     page.wait_for_function(f"/stopped|All/.test({shown})", timeout=WAIT)
     entry = page.evaluate("window.everydepth.log.at(-1)")

@@ -125,6 +125,32 @@ def test_x_of_a_layer_is_the_state_before_it() -> None:
         torch.testing.assert_close(taps.norms[layer - 1][0], gradient.flatten(1).norm(dim=1))
 
 
+class TwoOfAKind(nn.Module):
+    """A block of two branches of one kind, as a Conformer has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.first(x)
+        return x + self.second(x)
+
+
+def test_branches_of_one_kind_are_told_apart() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), TwoOfAKind(), TwoOfAKind(), nn.Linear(8, 3)).eval()
+    stream = as_stream(model, example={"input": torch.randn(2, 4)})
+    batch = {"input": torch.randn(6, 4), "labels": torch.arange(6) % 3}
+    kind = stream.blocks[0].branches[0].kind
+    assert stream.blocks[0].names == [f"{kind}_1", f"{kind}_2"]
+    study = ed.gradient_study(stream, batch, batch, flipped=[0, 1, 2], progress=False)
+    taps = tapped(stream, batch)
+    assert list(study.learning.norms) == [f"{kind}_1", f"{kind}_2"]
+    for i, norms in enumerate(study.learning.norms.values()):
+        np.testing.assert_allclose(norms, [layer[i].tolist() for layer in taps.norms], rtol=1e-5)
+
+
 def test_bad_input_of_a_study_is_named() -> None:
     model, batch = labeled("ViT")
     with pytest.raises(SettingError, match="it is unknown which samples have a wrong label"):

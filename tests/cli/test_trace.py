@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from tests.helpers.tokenizing import sentencepiece
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -215,6 +216,14 @@ def test_points_and_texts_become_batches(tmp_path: Path) -> None:
     (tmp_path / "t.tsv").write_text("a\tb\n1\t2\n")
     with pytest.raises(DataError, match=r"a table with the columns a, b; give the one .* --text"):
         batches(tmp_path / "t.tsv", tmp_path, mlp)
+
+
+def test_a_text_shorter_than_a_block_is_one_block(tmp_path: Path) -> None:
+    sentencepiece().save_pretrained(str(tmp_path))
+    (tmp_path / "a.txt").write_text("once upon a time")
+    config = LlamaConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=400)
+    (batch,) = batches(tmp_path / "a.txt", tmp_path, LlamaForCausalLM(config))
+    assert batch["input_ids"].shape == (1, len(sentencepiece().tokenize("once upon a time")))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -20,17 +21,17 @@ from everydepth.exits.clock import ExitClock, block_speedup
 from everydepth.exits.export import Manifest
 from everydepth.exits.policies import NEVER, Confidence, layer_speedup
 from everydepth.exits.risk import Counts, bounded_p_value, paired_p_value
-from everydepth.stream import as_stream
+from everydepth.stream import Cursor, as_stream
 
 
-def clock(readout: float, blocks: int = 6, rows: int = 8) -> ExitClock:
-    """Blocks of one second for the whole batch, and readouts of `readout`."""
+def clock(test: float, blocks: int = 6, rows: int = 8) -> ExitClock:
+    """Blocks of one second for the whole batch, and tests of `test`."""
     return ExitClock(
         rows=rows,
         start=0.0,
         fixed=np.zeros(blocks),
         each=np.full(blocks, 1 / rows),
-        readout=(0.0, readout / rows),
+        test=(0.0, test / rows),
     )
 
 
@@ -135,6 +136,22 @@ def test_a_model_is_timed_and_tested_where_it_can_pay(monkeypatch: pytest.Monkey
     thresholds = policy.threshold
     assert isinstance(thresholds, tuple)
     assert thresholds[0] == thresholds[2] == NEVER > thresholds[1]
+
+
+def test_a_test_is_timed_with_what_taking_rows_out_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = ENTRIES["ViT"].make()
+    stream, taken = as_stream(model), list[int]()
+    select = Cursor.select
+
+    def slow(cursor: Cursor, rows: Tensor) -> Cursor:
+        taken.append(len(rows))
+        time.sleep(0.2)
+        return select(cursor, rows)
+
+    monkeypatch.setattr(Cursor, "select", slow)
+    timed = ExitClock.measured(stream, batch, repeats=1)
+    assert set(taken) == {3, 1}  # a batch of three, and a quarter of it
+    assert sum(timed.test) > 0.19
 
 
 # -- a loss of one's own -------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
 import sys
@@ -23,6 +24,8 @@ from everydepth.exits import quality as qualities
 from everydepth.exits.driving import BlockTimes, times_by_depth
 from everydepth.exits.measure import LiveBytes
 from everydepth.stream import ResidualStream, States, as_stream, at_depth, words
+
+profiling = importlib.import_module("everydepth.exits.profile")  # a function has its name
 
 
 def made_up(metric: str = "accuracy", quality: tuple[float, ...] = (0.5, 0.8, 0.7, 0.9)) -> Profile:
@@ -293,6 +296,25 @@ def test_readouts_of_a_large_vocabulary_cost_no_more_than_the_blocks(
     fewest = 2 * 2 * qualities.FEWEST  # of two depths in two batches
     share = qualities.affordable_share(as_stream(model), 3)
     assert asked < seen[0] <= asked * (1 + 3 * share) + fewest
+
+
+def test_as_many_passes_are_timed_as_fit_in_two_seconds_with_their_readouts(
+    wordy: tuple[nn.Module, list[dict[str, Tensor]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, data = wordy
+    turns: list[int] = []
+
+    def recorded(stream: ResidualStream, batch: Any, repeats: int, *rest: Any, **more: Any) -> Any:
+        turns.append(repeats)
+        return times_by_depth(stream, batch, repeats, *rest, **more)
+
+    # With the readout, a pass takes 0.45 seconds.
+    cost = qualities.readout_cost(as_stream(model))
+    assert cost > 0.3
+    monkeypatch.setattr(profiling, "seconds", lambda run, _: (0.45 / (1 + cost), run()))
+    monkeypatch.setattr(profiling, "times_by_depth", recorded)
+    profile(model, data, progress=False)
+    assert set(turns) == {4}
 
 
 def test_sums_of_blocks_stand_beside_timed_cut_models() -> None:

@@ -147,7 +147,7 @@ def test_the_optimizer_keeps_every_bit_it_knew(kind: type[torch.optim.Optimizer]
 def test_a_foreign_optimizer_is_refused() -> None:
     model, other = mlp(), mlp(1)
     streams = ed.as_stream(model), ed.as_stream(ed.insert(model, 1))
-    with pytest.raises(SettingError, match="does not belong to the model"):
+    with pytest.raises(SettingError, match="do not belong to the network"):
         carried(AdamW(other.parameters()), *streams, 1)
 
 

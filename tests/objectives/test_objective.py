@@ -258,7 +258,7 @@ def test_weights_that_are_all_zero_are_refused() -> None:
 
 
 def test_a_zero_at_the_last_depth_warns_and_names_the_consequence() -> None:
-    message = "last depth .4. has weight 0 .*blocks 3 to 4 get no gradient .*use it at depth 2"
+    message = "last depth .4. has weight 0 .*no block above depth 2 gets .*use it at depth 2"
     with pytest.warns(UserWarning, match=message):
         ed.weighted([0.0, 1.0, 1.0, 0.0, 0.0]).check(4)
 

@@ -193,6 +193,23 @@ def test_requests_that_draft_get_the_text_of_the_full_depth_from_a_scheduler() -
         assert ticket.tokens == alone.tokens[0]
 
 
+def test_rounds_are_measured_in_work_that_others_on_the_machine_do_not_prolong(
+    talker: Talker,
+) -> None:
+    ticks, rounds = iter(range(1000)), list[float]()
+    with (
+        patch("everydepth.serving.drafts.thread_time", lambda: float(next(ticks))),
+        patch.object(Pace, "drafts", lambda *_: False),
+        patch.object(Ledger, "learn_plain", lambda _, seconds, **__: rounds.append(seconds)),
+    ):
+        scheduler = Scheduler(as_stream(talker.model))
+        scheduler.submit(Request(prompt=(3, 4), max_tokens=9, draft_depth=0))
+        while scheduler.step():
+            pass
+    assert len(rounds) > 3
+    assert {*rounds} <= {1.0, 2.0}  # ticks
+
+
 @pytest.mark.parametrize("words", [None, 20], ids=["all words", "likely words"])
 def test_what_a_drafter_like_the_model_draws_is_accepted(words: int | None) -> None:
     model = talkative(decoder(DECODERS[0]))

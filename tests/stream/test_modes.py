@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -127,33 +125,3 @@ def test_a_distributed_model_is_observed_with_its_gradient_hooks(kind: str) -> N
         torch.testing.assert_close(model.get_parameter(name).grad, gradient, rtol=0, atol=1e-12)
     report = ed.check_stream(wrapped, batch)
     assert report.ok, str(report)
-
-
-PAGES = """
-import torch
-from resource import RUSAGE_SELF, getrusage
-from torch import nn
-import everydepth as ed
-
-def new_pages(size):  # for the second tensor of this size
-    torch.ones(size, dtype=torch.uint8)
-    before = getrusage(RUSAGE_SELF).ru_minflt
-    torch.ones(size, dtype=torch.uint8)
-    return getrusage(RUSAGE_SELF).ru_minflt - before
-
-class Block(nn.Linear):
-    def forward(self, x):
-        return x + super().forward(x)
-
-before = new_pages(24 * 2**20)
-ed.as_stream(nn.Sequential(Block(4, 4), Block(4, 4), nn.Linear(4, 2)))
-print(before, new_pages(30 * 2**20))
-"""
-
-
-def test_a_stream_lets_malloc_keep_the_memory_of_freed_states() -> None:
-    run = subprocess.run([sys.executable, "-c", PAGES], capture_output=True, text=True, check=True)
-    before, after = map(int, run.stdout.split())
-    # Other allocators are as they were.
-    glibc = platform.libc_ver()[0] == "glibc" and "MALLOC_TRIM_THRESHOLD_" not in os.environ
-    assert after < before / 10 if glibc else after <= 2 * before + 1000

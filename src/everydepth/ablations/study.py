@@ -246,8 +246,8 @@ def _side(stream: ResidualStream, feed: Feed, what: str, progress: bool) -> Side
 
 
 def tap_names(stream: ResidualStream) -> list[str]:
-    """The kinds of branches, in order of their first appearance."""
-    return list(dict.fromkeys(b.kind for block in stream.blocks for b in block.branches))
+    """The names of branches, in order of their first appearance."""
+    return list(dict.fromkeys(name for block in stream.blocks for name in block.names))
 
 
 def by_layer(stream: ResidualStream, values: Sequence[Tensor], name: str) -> Floats:
@@ -255,7 +255,6 @@ def by_layer(stream: ResidualStream, values: Sequence[Tensor], name: str) -> Flo
     samples = values[0].shape[-1]
     found = np.full((stream.depth, samples), np.nan)
     for layer, (block, at) in enumerate(zip(stream.blocks, values, strict=True)):
-        for branch, value in zip(block.branches, at, strict=True):
-            if branch.kind == name:
-                found[layer] = value.double().cpu().numpy()
+        if name in block.names:
+            found[layer] = at[block.names.index(name)].double().cpu().numpy()
     return found

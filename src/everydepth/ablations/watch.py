@@ -30,6 +30,8 @@ class GradientWatch(Callback):
     1
     """
 
+    kept = ("epochs",)
+
     def __init__(
         self,
         clean: Source,
@@ -76,10 +78,4 @@ class GradientWatch(Callback):
         training.log({"watch": entry})
 
     def results(self) -> Mapping[str, Any]:
-        return {"epochs": self.epochs}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"epochs": self.epochs}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.epochs = list(state["epochs"])
+        return self.state_dict()

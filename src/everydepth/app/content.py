@@ -54,7 +54,11 @@ def prepare(
     for what, is_there, make in (
         ("two digit classifiers", _has_digits, _digits),
         ("a language model of small tales", _has_tales, _tales),
-        ("a surface, end-to-end and with LPA", _has_surface, _surface),
+        (
+            "a surface, end-to-end and with LPA",
+            lambda folder: is_learned(folder, SURFACE),
+            lambda folder, effort: learn_surface(folder, SURFACE, effort),
+        ),
     ):
         if not is_there(folder):
             say(f"training {what} for the playground (once; saved in {folder})")
@@ -160,14 +164,6 @@ def _tales(folder: Path, effort: Effort) -> None:
     _learned(EveryDepth(model, lpa()), rows(texts), test, run, effort, None, **how)
     # Last: it marks the run as complete.
     (folder / "tokenizer.json").replace(run / "model" / "tokenizer.json")
-
-
-def _has_surface(folder: Path) -> bool:
-    return is_learned(folder, SURFACE)
-
-
-def _surface(folder: Path, effort: Effort) -> None:
-    learn_surface(folder, SURFACE, effort)
 
 
 def _whole(run: Path) -> bool:

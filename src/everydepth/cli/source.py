@@ -122,7 +122,7 @@ class Source(Config):
 
         Images become floats of the model's size and channels, normalized according to its
         preprocessor_config.json. Texts are tokenized; one long text becomes blocks of `max_length`
-        tokens.
+        tokens, a shorter one a single block.
         """
         from everydepth.data import Images, Points, Texts, batches, trim_padding
         from everydepth.exits.load import model_folder
@@ -150,7 +150,7 @@ class Source(Config):
         # Tokens have a few characters: no need to encode a whole corpus for its first blocks.
         text = found.text if most is None else found.text[: most * length * 8]
         ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return token_blocks(ids, length).first(most)
+        return token_blocks(ids, min(length, max(1, len(ids)))).first(most)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from everydepth.engines import llama_cpp
-from everydepth.engines.gguf_tokens import SAMPLES, add_tokens
+from everydepth.engines.gguf_tokens import CONVERT, SAMPLES, add_tokens
 from everydepth.engines.llama_cpp import Step
 from everydepth.errors import ExportError, UnsupportedModelError
 from everydepth.stream import ResidualStream, unwrapped
@@ -116,8 +116,7 @@ def _write(
         found = names.get_name(own, try_suffixes=(".weight", ".bias"))
         if found is None:
             raise UnsupportedModelError(
-                f"{stream.name} has {own}, which has no name in a GGUF {name} model; convert it "
-                "with llama.cpp, then cut the file with everydepth.export"
+                f"{stream.name} has {own}, which has no name in a GGUF {name} model; {CONVERT}"
             )
         heads = _heads(found, config) if permuted else None
         placed = tensor if heads is None else _interleaved(tensor, heads)
@@ -134,8 +133,7 @@ def _architecture(stream: ResidualStream, config: Any, gguf: Any) -> tuple[str, 
     if own not in _NAMES:
         raise UnsupportedModelError(
             f"{stream.name} is a {own} model, which cannot be written as GGUF, unlike "
-            f"{', '.join(sorted(_NAMES))}. Convert it with llama.cpp, then cut the file with "
-            "everydepth.export"
+            f"{', '.join(sorted(_NAMES))}; {CONVERT}"
         )
     name = _NAMES[own]
     (kind,) = (number for number, text in gguf.MODEL_ARCH_NAMES.items() if text == name)
@@ -147,15 +145,14 @@ def _settings(stream: ResidualStream, config: Any) -> dict[str, int | float]:
     kind = rope.get("rope_type", "default")
     if kind != "default":
         raise UnsupportedModelError(
-            f"{stream.name} uses {kind!r} position scaling, which is not supported here; convert "
-            "it with llama.cpp, then cut the file with everydepth.export"
+            f"{stream.name} uses {kind!r} position scaling, which is not supported here; {CONVERT}"
         )
     most = int(config.max_position_embeddings)
     windows = [stream.window(depth) for depth in range(1, stream.depth + 1)]
     if any(window is not None and window < most for window in windows):
         raise UnsupportedModelError(
             f"{stream.name} uses sliding windows of {min(w for w in windows if w)} tokens, which "
-            "are not supported here; convert it with llama.cpp"
+            f"are not supported here; {CONVERT}"
         )
     own: dict[str, Any] = {**vars(config), **rope}
     found = {key: own[name] for name, key in _SETTINGS.items() if own.get(name) is not None}
@@ -232,8 +229,7 @@ def _compare(
     if not gap <= most:
         raise ExportError(
             f"log-probabilities of llama.cpp differ by {gap:.1e} from those of {stream.name}, more "
-            f"than {most:.0e}; nothing was written. Convert the model with llama.cpp, then cut the "
-            "file with everydepth.export"
+            f"than {most:.0e}; nothing was written; {CONVERT}"
         )
 
 

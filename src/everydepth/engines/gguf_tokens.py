@@ -8,6 +8,8 @@ from typing import Any
 
 from everydepth.errors import UnsupportedModelError
 
+CONVERT = "convert the model with llama.cpp, then cut the file with everydepth.export"
+
 SAMPLES = (
     "Once upon a time, there was a 3-year-old girl who didn't sleep.",
     "It costs $1,234.50; naïve café, 漢字 and 🙂!\n\tdef f(x):  return x**2\n",
@@ -67,8 +69,7 @@ def _described(tokenizer: Any) -> dict[str, Any]:
     kind = described["model"].get("type")
     if kind != "BPE":
         raise UnsupportedModelError(
-            f"the tokenizer's model is {kind}; only BPE can be written to a GGUF file. Convert the "
-            "model with llama.cpp, then cut the file with everydepth.export"
+            f"the tokenizer's model is {kind}; only BPE can be written to a GGUF file; {CONVERT}"
         )
     return described
 
@@ -142,5 +143,5 @@ def _split(described: dict[str, Any]) -> str:
             return found
     raise UnsupportedModelError(
         f"the tokenizer splits words by {', '.join(kinds) or 'nothing'}, in a way unknown in "
-        "llama.cpp; convert the model with llama.cpp, then cut the file with everydepth.export"
+        f"llama.cpp; {CONVERT}"
     )

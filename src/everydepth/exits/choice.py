@@ -129,8 +129,8 @@ def _turned(states: States, before: int, after: int, by: By) -> Tensor:
     a, b = states[before], states[after]
     if a.shape != b.shape:
         raise SettingError(
-            f"blocks {before + 1} to {after} of {states.stream.name} change the shape of the "
-            "state, so there is no angle; use by='loss'"
+            f"the state of {states.stream.name} changes its shape between depths {before} and "
+            f"{after}, so there is no angle; use by='loss'"
         )
     shape = tuple(a.shape[:2])
     real = real_tokens(states.stream, states.batch, shape, a.device) if a.ndim == 3 else None

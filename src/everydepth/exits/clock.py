@@ -1,4 +1,4 @@
-"""The wall-clock cost of early exit, from blocks and readouts timed at two batch sizes."""
+"""The wall-clock cost of early exit, from blocks and tests timed at two batch sizes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from everydepth.exits.driving import driven_times
+from everydepth.exits.policies import NEVER, Confidence
 from everydepth.exits.reading import exit_logits
 from everydepth.stream import Cursor, ResidualStream
 from everydepth.stream.feed import first_rows
@@ -21,16 +22,17 @@ SHARE = 0.25  # most time a test may take, relative to the blocks between two te
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExitClock:
-    """Seconds for a batch of n rows: `fixed + each * n` for every block and for a readout.
+    """Seconds for a batch of n rows: `fixed + each * n` for every block and for a test.
 
-    rows: the size of the timed batch. start: seconds of the embedding.
+    rows: the size of the timed batch. start: seconds of the embedding. test: reading out, judging,
+    and taking rows out of the batch, which copies the others.
     """
 
     rows: int
     start: float
     fixed: np.ndarray
     each: np.ndarray
-    readout: tuple[float, float]
+    test: tuple[float, float]
 
     @classmethod
     def measured(
@@ -51,14 +53,14 @@ class ExitClock:
             start=float(whole[0]),
             fixed=fixed[1:-1],
             each=each[1:-1],
-            readout=(float(fixed[-1]), float(each[-1])),
+            test=(float(fixed[-1]), float(each[-1])),
         )
 
     def tested(self) -> list[int]:
         """Depths at which a test can pay off, judged by cost alone and not by predictions."""
         last = len(self.fixed)
         block = float(np.mean(self.fixed + self.each * self.rows))
-        stride = max(1, math.ceil(self._read(self.rows) / (SHARE * max(block, 1e-12))))
+        stride = max(1, math.ceil(self._test(self.rows) / (SHARE * max(block, 1e-12))))
         return list(range(stride, last, stride))
 
     def speedup(self, leaving: Int[Tensor, " rows"], tested: Sequence[int]) -> float:
@@ -66,7 +68,7 @@ class ExitClock:
         last = len(self.fixed)
         depths = leaving.numpy()
         full = (
-            self.start + float((self.fixed + self.each * self.rows).sum()) + self._read(self.rows)
+            self.start + float((self.fixed + self.each * self.rows).sum()) + self._test(self.rows)
         )
         total = self.start
         for depth in range(1, last + 1):
@@ -77,15 +79,15 @@ class ExitClock:
                 + float(self.each[depth - 1]) * alive * self.rows
             )
             if depth in tested or depth == last:
-                total += some * self.readout[0] + self.readout[1] * alive * self.rows
+                total += some * self.test[0] + self.test[1] * alive * self.rows
         return full / total
 
     def block_speedup(self, leaving: Int[Tensor, " rows"]) -> float:
         """The time of all blocks over that of the blocks these rows ran."""
         return block_speedup(leaving, self.fixed + self.each * self.rows)
 
-    def _read(self, rows: int) -> float:
-        return self.readout[0] + self.readout[1] * rows
+    def _test(self, rows: int) -> float:
+        return self.test[0] + self.test[1] * rows
 
 
 def block_speedup(leaving: Int[Tensor, " rows"], seconds: np.ndarray) -> float:
@@ -101,9 +103,11 @@ def block_seconds(stream: ResidualStream, batch: Mapping[str, Any], repeats: int
 
 
 def _fastest(stream: ResidualStream, batch: Mapping[str, Any], repeats: int) -> np.ndarray:
-    """Seconds of the embedding, each block, and a readout halfway."""
+    """Seconds of the embedding, each block, and a test halfway."""
 
-    def read(cursor: Cursor) -> Tensor:
-        return exit_logits(stream, stream.exit_state(cursor), cursor.depth, cursor.batch)
+    def test(cursor: Cursor) -> None:
+        z = exit_logits(stream, stream.exit_state(cursor), cursor.depth, cursor.batch)
+        score, _ = Confidence(threshold=NEVER).certainty(z, ())
+        cursor.select((score < NEVER).nonzero().flatten())
 
-    return driven_times(stream, batch, repeats, read, max(stream.depth // 2, 1)).min(0)
+    return driven_times(stream, batch, repeats, test, max(stream.depth // 2, 1)).min(0)

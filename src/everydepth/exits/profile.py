@@ -22,7 +22,7 @@ from everydepth.exits.driving import (
 )
 from everydepth.exits.generation.rerun import has_slots
 from everydepth.exits.measure import checkpoint_bytes, parameter_count, seconds
-from everydepth.exits.quality import Totals, affordable_share, quality_of, watch
+from everydepth.exits.quality import Totals, affordable_share, quality_of, readout_cost, watch
 from everydepth.progress import say, timed
 from everydepth.results import Fact, Result, Results, curve, named, provenance
 from everydepth.stream import (
@@ -390,6 +390,8 @@ def profile(
             if totals is None:
                 totals = quality_of(stream, batch)
             passed, states = seconds(partial(observed, totals, stream, batch), stream)
+            if states.output is None:  # timed passes read out at the end
+                passed *= 1 + readout_cost(stream)
             if stream.rows(batch) >= largest:  # the last batch may have fewer
                 took, largest = passed, stream.rows(batch)
             watch(totals, states, at, share)

@@ -82,8 +82,13 @@ def quality_of(stream: ResidualStream, batch: Mapping[str, Any]) -> Totals:
 
 def affordable_share(stream: ResidualStream, depths: int) -> float:
     """The fraction of tokens at which reading out all depths costs no more than the blocks."""
+    return min(1.0, 1 / (depths * readout_cost(stream)))
+
+
+def readout_cost(stream: ResidualStream) -> float:
+    """What predicting a word takes, relative to all blocks, by the number of weights."""
     weights = sum(p.numel() for block in stream.blocks for p in block.module.parameters())
-    return min(1.0, weights / (depths * stream.linear_head("a readout").weight.numel()))
+    return stream.linear_head("a readout").weight.numel() / max(weights, 1)
 
 
 def watch(

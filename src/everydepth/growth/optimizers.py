@@ -15,6 +15,7 @@ from everydepth.config import checked
 from everydepth.errors import SettingError
 from everydepth.stream import ResidualStream, unwrapped
 from everydepth.stream.modes import requiring
+from everydepth.training.optimizers import check_own
 
 
 def counterparts(old: ResidualStream, new: ResidualStream, after: int) -> dict[str, str]:
@@ -53,16 +54,12 @@ def carried(
     >>> len(new.param_groups[0]["params"]) > len(optimizer.param_groups[0]["params"])
     True
     """
+    check_own(optimizer, unwrapped(old.model))
     names = {id(p): name for name, p in unwrapped(old.model).named_parameters()}
     there = dict(unwrapped(new.model).named_parameters())
     moved = counterparts(old, new, after)
     twins: dict[int, Tensor] = {}
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-        if id(parameter) not in names:
-            raise SettingError(
-                "the optimizer has a parameter that does not belong to the model; build it from "
-                "model.parameters()"
-            )
         twins[id(parameter)] = there[moved[names[id(parameter)]]]
     groups = _groups(optimizer, twins)
     have = {id(p) for group in groups for p in group["params"]}
@@ -73,6 +70,7 @@ def carried(
 
 def twin(optimizer: Optimizer, model: nn.Module, copied: nn.Module) -> Optimizer:
     """The same optimizer for a copy of the model."""
+    check_own(optimizer, model)
     pairs = zip(model.parameters(), copied.parameters(), strict=True)
     twins: dict[int, Tensor] = {id(a): b for a, b in pairs}
     return _rebuilt(optimizer, _groups(optimizer, twins), twins)

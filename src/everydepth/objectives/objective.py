@@ -211,13 +211,13 @@ class Objective:
         if not base[:-1].any() and self.get(Distilled) is not None:
             raise SettingError(
                 f"{self.name} is distilled, but no depth below the last has a weight, so none "
-                "would learn from it; use lpa or ladder"
+                "would learn from it; use lpa or ladder with such a depth"
             )
         if base[-1] == 0:
             last = int(np.flatnonzero(base)[-1])
             warnings.warn(
-                f"the last depth ({depth}) has weight 0 in {self.name}: blocks {last + 1} to "
-                f"{depth} get no gradient and the model's own output is not trained; use it at "
+                f"the last depth ({depth}) has weight 0 in {self.name}: no block above depth "
+                f"{last} gets a gradient, and the model's own output is not trained; use it at "
                 f"depth {last}, or give depth {depth} a weight above 0",
                 UserWarning,
                 stacklevel=4,

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from everydepth.config import setting
+from everydepth.config import brief, setting
 from everydepth.errors import SettingError
 from everydepth.objectives.part import Part
 
@@ -144,7 +144,7 @@ class Given(Shape, name="given"):
         for depth, value in enumerate(given):
             if not (isinstance(value, Real) and 0 <= value < math.inf):
                 raise SettingError(
-                    f"the weight of depth {depth} is {value!r}; use a number of 0 or more"
+                    f"the weight of depth {depth} is {brief(value)}; use a number of 0 or more"
                 )
         super().__post_init__()
         if not any(self.values):

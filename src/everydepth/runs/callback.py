@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 
 class Callback:
     """Override what you need. `training` gives `net`, `model`, `step`, `epoch`, `log`, `stop`.
 
     Every process calls every method, so a method may run the network; `training.log` writes once.
+
+    kept: names of attributes with JSON values that a resumed run needs.
     """
+
+    kept: ClassVar[tuple[str, ...]] = ()
 
     def on_start(self, training: Any) -> None:
         """Before the first step, also of a resumed run."""
@@ -36,7 +40,9 @@ class Callback:
 
     def state_dict(self) -> dict[str, Any]:
         """The state a resumed run needs, as JSON values."""
-        return {}
+        return {name: getattr(self, name) for name in self.kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
+        for name in self.kept:
+            setattr(self, name, state.get(name, getattr(self, name)))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from statistics import mean
-from time import perf_counter
+from time import perf_counter, thread_time
 
 import torch
 from torch import Tensor
@@ -30,6 +30,12 @@ LONGEST = 16
 """The most drafts before the top depth judges them."""
 
 
+def work_clock(device: torch.device) -> Callable[[], float]:
+    """Seconds of work: on a CPU those of this thread, as others on the machine delay some rounds
+    and not others."""
+    return thread_time if device.type == "cpu" else perf_counter
+
+
 class DraftTeam(Team):
     """Rows that are drafted in the same way, and judged by the same depth in the same rounds.
 
@@ -40,6 +46,7 @@ class DraftTeam(Team):
 
     depth: the depth that drafts; 0 is the text itself.
     always: draft in every round, even if it is slower.
+    clock: what measures rounds; by default `work_clock`.
     """
 
     def __init__(
@@ -51,9 +58,9 @@ class DraftTeam(Team):
         generator: torch.Generator | None = None,
         *,
         always: bool = False,
-        clock: Callable[[], float] = perf_counter,
+        clock: Callable[[], float] | None = None,
     ) -> None:
-        self._stream, self._clock = stream, clock
+        self._stream, self._clock = stream, clock or work_clock(stream.device)
         self.depth, self.top = depth, top
         self.sampling, self.generator = sampling or Sampling(), generator
         # Rows that sample are alone. Drafts look ahead at the numbers that will judge them.
@@ -344,7 +351,7 @@ class DraftTeams:
     Rows that sample have their own generator, and so their own team.
     """
 
-    def __init__(self, stream: ResidualStream, clock: Callable[[], float] = perf_counter) -> None:
+    def __init__(self, stream: ResidualStream, clock: Callable[[], float] | None = None) -> None:
         self._stream, self._clock = stream, clock
         self._known: dict[tuple[int, int], DraftTeam] = {}
 

@@ -74,7 +74,7 @@ class Scheduler:
         queue: int = 4096,
         batch: Batch | None = None,
         price: Price | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         if places < 1 or queue < 1:
             raise SettingError(f"places={places}, queue={queue}; use 1 or more of each")
@@ -83,7 +83,7 @@ class Scheduler:
         self.places, self._most = places, queue
         self.batch: Batch = SharedBatch(stream) if batch is None else batch
         self.costs, self.counts, self.teams = Costs(price), Counts(), DraftTeams(stream, clock)
-        self._clock, self._extra = clock, extra_blocks(stream)
+        self._clock, self._extra = clock or time.monotonic, extra_blocks(stream)
         self.queue: deque[Ticket] = deque()
         self.running: dict[Row, Ticket] = {}
 

@@ -41,6 +41,7 @@ class Arrival:
             )
 
 
+@checked
 def read_load(file: str | Path) -> list[Arrival]:
     """A JSON list of `{"at": 0.5, "prompt": 20, "tokens": 64, "depth": 12}`, depth optional."""
     try:

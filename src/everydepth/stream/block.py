@@ -190,6 +190,15 @@ class Block:
         return h + out if self.outside else out
 
     @property
+    def names(self) -> list[str]:
+        """The kinds of its branches, numbered if a kind occurs more than once."""
+        kinds = [branch.kind for branch in self.branches]
+        return [
+            kind if kinds.count(kind) == 1 else f"{kind}_{kinds[: i + 1].count(kind)}"
+            for i, kind in enumerate(kinds)
+        ]
+
+    @property
     def heads(self) -> int | None:
         """The number of attention heads; None if it has none or the number is unknown."""
         for branch in self.branches:

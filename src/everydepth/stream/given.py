@@ -31,7 +31,7 @@ def check_given(
     key = next((k for k in stream.inputs if batch.get(k) is not None), None)
     if key is None:
         raise BatchError(
-            f"the batch has keys {sorted(batch)}, but {stream.name} needs "
+            f"the batch has keys {sorted(map(str, batch))}, but {stream.name} needs "
             f"{' or '.join(repr(k) for k in stream.inputs)}; "
             "pass a mapping with that key, or just the tensor"
         )
@@ -52,7 +52,8 @@ def check_given(
     labels, rows = batch.get("labels"), batch[key].shape[0]
     if labels is None and "label" in batch:
         raise LabelError(
-            f"the batch has keys {sorted(batch)}: rename 'label' to 'labels', or leave it out"
+            f"the batch has keys {sorted(map(str, batch))}: rename 'label' to 'labels', or leave "
+            "it out"
         )
     if isinstance(labels, Tensor) and labels.shape[:1] != (rows,):
         raise LabelError(
@@ -75,6 +76,10 @@ def _check_tokens(stream: ResidualStream, ids: Tensor) -> None:
             raise BatchError(
                 f"tokens are {str(ids.dtype).removeprefix('torch.')}; pass integers: "
                 "input_ids.long()"
+            )
+        if ids.ndim < 2:
+            raise BatchError(
+                f"tokens have shape {tuple(ids.shape)}; pass (rows, length): one row is ids[None]"
             )
         stream.check_vocabulary(int(ids.min()), int(ids.max()), embedding.num_embeddings)
 

@@ -94,7 +94,7 @@ def observe_gradients(
     """Observe a batch and compute the gradients of its losses at every state and branch.
 
     Parameters get no gradient, so the backward pass costs about half that of training. Samples
-    without a label have no loss and are left out.
+    without a label have no loss and are left out. Raise if predictions are not finite.
     """
     targets = Targets.of(stream, batch, weighted=False)
     with differentiating(), _only_the_stream(stream), record_branches(stream.blocks) as records:
@@ -102,6 +102,8 @@ def observe_gradients(
         logits = states.logits(stream.depth)
         losses = targets.sample_losses(targets.pick(logits))
         total = losses.sum()
+    if not bool(total.isfinite()):  # also where the label is a class that is ruled out
+        states.check_predictions(stream.depth)
     wanted = [*states.h, *(record.x for block in records for record in block), logits]
     unique = list({id(t): t for t in wanted}.values())
     grads = torch.autograd.grad(total, unique, allow_unused=True, materialize_grads=True)

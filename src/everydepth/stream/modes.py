@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,18 +15,6 @@ from everydepth.stream.wrapping import unwrapped
 
 if TYPE_CHECKING:
     from everydepth.stream.contract import ResidualStream
-
-
-@cache
-def keep_freed_memory() -> None:
-    """Once per process, let glibc's malloc keep the memory of freed tensors for the next ones.
-
-    It returns freed memory to the kernel above a threshold, so each operation on states of a few
-    MB takes new pages, which may cost a third of a forward pass. Freeing a large block raises the
-    threshold to its size. The block is never written to; other allocators are not affected.
-    """
-    # At most 32 MB, malloc's own limit for this, less its header and rounding to pages.
-    torch.empty(2**25 - 2**16, dtype=torch.uint8, device="cpu")
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from everydepth.stream.contract import ResidualStream, StreamFactory, Task
 from everydepth.stream.discovery import DiscoveredStream
 from everydepth.stream.embedding import EmbeddingStream
 from everydepth.stream.generic import GenericStream
-from everydepth.stream.modes import keep_freed_memory
+from everydepth.stream.text import check_tokenizer
 from everydepth.stream.wrapping import check_parts_seen, check_seen, unwrapped
 
 # The list of built-in families, by name: the stream imports nothing above it.
@@ -127,7 +127,6 @@ def as_stream(
     >>> stream.depth, stream.task
     (3, 'causal_lm')
     """
-    keep_freed_memory()
     said = {"blocks": blocks, "readout": readout, "token": token, "task": task}
     options = {name: value for name, value in said.items() if value is not None} | options
     # `EveryDepth` and `Balcony` have streams of their own.
@@ -187,6 +186,8 @@ def _with_text(
     stream: ResidualStream, options: Mapping[str, Any], tokenizer: Any
 ) -> ResidualStream:
     """Remember what a stream was made with; another made so takes text as well."""
+    if tokenizer is not None:
+        check_tokenizer(tokenizer)
     more = {} if tokenizer is None else {"tokenizer": tokenizer}
     stream.options, stream.tokenizer = {**options, **more}, tokenizer
     return stream

@@ -146,12 +146,13 @@ def untied_by_merging(model: nn.Module) -> str | None:
     """Which of two tied ends, "head" or "embedding", has an adapter of its own; None if neither."""
     inner: Any = unwrapped(model)
     head = getattr(inner, "get_output_embeddings", lambda: None)()
-    if head is None:
+    if head is None or not any(hasattr(module, "get_base_layer") for module in inner.modules()):
         return None
     pair = (head, inner.get_input_embeddings())
     plain = [end.get_base_layer() if hasattr(end, "get_base_layer") else end for end in pair]
     adapted = [one is not end for one, end in zip(plain, pair, strict=True)]
-    if not any(adapted) or getattr(plain[0], "weight", None) is not plain[1].weight:
+    weights = [getattr(end, "weight", None) for end in plain]
+    if not any(adapted) or weights[0] is None or weights[0] is not weights[1]:
         return None
     return "head" if adapted[0] else "embedding"
 

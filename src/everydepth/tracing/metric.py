@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
-from everydepth.config import checked
+from everydepth.config import brief, checked
 from everydepth.errors import SettingError
 from everydepth.results.result import Better, Kind, Result, defined, gap, readable
 from everydepth.stream import Task
@@ -188,7 +188,7 @@ def register_metric(metric: M) -> M:
     """
     if not (isinstance(metric, type) and issubclass(metric, (BatchMetric, FeatureMetric))):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise SettingError(
-            f"{getattr(metric, '__name__', repr(metric))} is neither a BatchMetric nor a "
+            f"{getattr(metric, '__name__', brief(metric))} is neither a BatchMetric nor a "
             "FeatureMetric; subclass one of them"
         )
     if not isinstance(getattr(metric, "name", None), str):

@@ -25,6 +25,8 @@ class UntilAccuracy(Callback):
         results holds the epoch and this accuracy.
     """
 
+    kept = ("accuracy", "first")
+
     def __init__(
         self,
         data: Any,
@@ -70,9 +72,3 @@ class UntilAccuracy(Callback):
             "accuracy": self.accuracy,
             "first": self.first,
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"accuracy": self.accuracy, "first": self.first}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.accuracy, self.first = list(state["accuracy"]), state.get("first")

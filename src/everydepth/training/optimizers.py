@@ -11,6 +11,17 @@ from everydepth.errors import SettingError
 from everydepth.training.config import OPTIMIZERS
 
 
+def check_own(optimizer: Optimizer, net: nn.Module) -> None:
+    """Raise if an optimizer has parameters of another network."""
+    own = {id(p) for p in net.parameters()}
+    theirs = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    if foreign := sum(parameter not in own for parameter in theirs):
+        raise SettingError(
+            f"{foreign} of the optimizer's {len(theirs)} parameters do not belong to the network; "
+            "build it from net.parameters()"
+        )
+
+
 def optimizer_of(
     optimizer: str | Optimizer, net: nn.Module, lr: float | None, weight_decay: float | None
 ) -> Optimizer:
@@ -29,13 +40,7 @@ def optimizer_of(
             raise SettingError(
                 "lr and weight_decay belong to the optimizer you pass; leave them out here"
             )
-        own = {id(p) for p in net.parameters()}
-        theirs = [id(p) for group in optimizer.param_groups for p in group["params"]]
-        if foreign := sum(parameter not in own for parameter in theirs):
-            raise SettingError(
-                f"{foreign} of the optimizer's {len(theirs)} parameters do not belong to the "
-                "network; build it from net.parameters()"
-            )
+        check_own(optimizer, net)
         if not any(p.requires_grad for group in optimizer.param_groups for p in group["params"]):
             raise SettingError(
                 "every parameter of the optimizer is frozen; let at least one require a gradient"

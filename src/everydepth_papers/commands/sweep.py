@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -181,6 +181,8 @@ def _trained(
     class EpochLosses(Callback):
         """The mean loss of every epoch; stops training once it barely falls."""
 
+        kept = ("steps", "epochs")
+
         def __init__(self) -> None:
             self.steps: list[float] = []
             self.epochs: list[float] = []
@@ -194,12 +196,6 @@ def _trained(
             last = self.epochs[-2:]
             if len(self.epochs) >= max(at_least, 2) and last[0] - last[1] < stop_below:
                 training.stop(f"an epoch lowers the loss by less than {stop_below}")
-
-        def state_dict(self) -> dict[str, Any]:
-            return {"steps": self.steps, "epochs": self.epochs}
-
-        def load_state_dict(self, state: Mapping[str, Any]) -> None:
-            self.steps, self.epochs = list(state["steps"]), list(state["epochs"])
 
     losses = EpochLosses()
     fit(

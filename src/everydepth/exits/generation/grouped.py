@@ -62,7 +62,7 @@ def attend(
     """`sdpa_attention_forward`, without copies of keys and values where they are needless."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    settings = more | {"dropout": dropout, "scaling": scaling}
+    settings: dict[str, Any] = more | {"dropout": dropout, "scaling": scaling}
     if (parts := current()) is not None:
         with attending(None):
             return parts.attend(attend, module, query, attention_mask, **settings)

@@ -236,7 +236,7 @@ def _as_tensors(prompts: Prompts, attention_mask: Any, pad: int) -> tuple[Tensor
     if isinstance(prompts, Mapping):
         if "input_ids" not in prompts:
             raise BatchError(
-                f"the prompt has keys {sorted(prompts)}, but 'input_ids' is needed; "
+                f"the prompt has keys {sorted(map(str, prompts))}, but 'input_ids' is needed; "
                 "pass the tokenizer's output as it is"
             )
         mask = prompts.get("attention_mask") if attention_mask is None else attention_mask

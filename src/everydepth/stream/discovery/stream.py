@@ -531,9 +531,9 @@ class DiscoveredStream(ResidualStream):
             f"block {number}": f"residual connections unknown: {why}"
             for number, why in found.missing.items()
         }
+        told: dict[str, str] = {}
         if found.returned[0]:
             which, *rest = found.returned
             few = ", ".join(rest[:3]) + (", ..." if len(rest) > 3 else "")
-            beside = f" (and not {few})" if rest else ""
-            others = {"prediction": f"output {which}{beside}", **others}
-        return {"found in": ", ".join(found.paths), "readout": how, **others, **unknown}
+            told = {"prediction": f"output {which}" + (f" (and not {few})" if rest else "")}
+        return {"found in": ", ".join(found.paths), **told, "readout": how, **others, **unknown}

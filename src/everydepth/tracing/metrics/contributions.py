@@ -156,7 +156,7 @@ class BranchContributions(_Contribution):
                 self._add(depth, block, points, follow[rows])
 
     def _add(self, depth: int, block: Block, points: list[Tensor], follow: Tensor) -> None:
-        names = branch_names(block) if len(points) > 2 else ["block"]
+        names = block.names if len(points) > 2 else ["block"]
         steps = torch.stack(points).diff(dim=0)
         target = steps.gather(-1, follow.expand(steps.shape[:-1])[..., None])[..., 0]
         norms = torch.linalg.vector_norm(steps, dim=-1)
@@ -173,15 +173,6 @@ class BranchContributions(_Contribution):
                 series[f"{name}{suffix}"] = column / self.rows
                 labels[f"{name}{suffix}"] = f"{name.replace('_', ' ')}: {what} (logit)"
         return self.over_depths(series, first=1, labels=labels, meta={"rows": self.rows})
-
-
-def branch_names(block: Block) -> list[str]:
-    """The kinds of a block's branches, numbered if a kind occurs more than once."""
-    kinds = [branch.kind for branch in block.branches]
-    return [
-        kind if kinds.count(kind) == 1 else f"{kind}_{kinds[: i + 1].count(kind)}"
-        for i, kind in enumerate(kinds)
-    ]
 
 
 def by_branch(values: Mapping[tuple[str, int], float], depths: range) -> dict[str, np.ndarray]:

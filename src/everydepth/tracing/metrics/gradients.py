@@ -14,7 +14,7 @@ from everydepth.results.build import curve
 from everydepth.results.result import Result, defined
 from everydepth.stream.gradients import disagreement_bound, spectrum
 from everydepth.tracing.metric import BatchMetric, Need, register_metric
-from everydepth.tracing.metrics.contributions import branch_names, by_branch
+from everydepth.tracing.metrics.contributions import by_branch
 from everydepth.tracing.metrics.predictive import CLASSES, NUMBERS
 from everydepth.tracing.observation import Observation
 from everydepth.tracing.record import Trace
@@ -59,7 +59,7 @@ class GradientNorm(_OfGradients):
         self.kept.add(taps.state_norms.T)
         for depth, block in enumerate(observation.stream.blocks, start=1):
             norms = taps.branch_norms[depth - 1]
-            for name, norm in zip(branch_names(block), norms, strict=False):
+            for name, norm in zip(block.names, norms, strict=False):
                 key = (name, depth)
                 self.branches[key] = self.branches.get(key, 0.0) + float(norm.double().sum())
 

@@ -12,7 +12,7 @@ from everydepth.results.result import Result
 from everydepth.stream import at_least_float32, real_tokens
 from everydepth.stream.maps import weight_spread
 from everydepth.tracing.metric import BatchMetric, register_metric
-from everydepth.tracing.metrics.contributions import branch_names, by_branch
+from everydepth.tracing.metrics.contributions import by_branch
 from everydepth.tracing.observation import BlockRecords, Observation
 
 
@@ -68,7 +68,7 @@ class StreamStd(BatchMetric):
         self.depth = 0
 
     def see_block(self, seen: BlockRecords) -> None:
-        for name, record in zip(branch_names(seen.block), seen.branches, strict=True):
+        for name, record in zip(seen.block.names, seen.branches, strict=True):
             x = record.x.detach()
             real = real_tokens(seen.stream, seen.batch, tuple(record.shape[:2]), x.device)
             if len(record.shape) == 3 and real is not None and not bool(real.all()):
