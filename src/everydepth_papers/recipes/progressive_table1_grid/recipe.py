@@ -220,7 +220,8 @@ def figure(results: Sequence[Finished]) -> Figure:
     if result is None:
         return page
     depths = len(result["drawn"]["lpa"])
-    above, below = page.subfigures(2, 1)
+    halves: Any = page.subfigures(2, 1)
+    above, below = halves
     for line, objective in zip(above.subplots(2, depths), OBJECTIVES[:2], strict=True):
         for depth, axis in enumerate(line):
             values = np.array(result["drawn"][objective][depth], float)
