@@ -178,7 +178,7 @@ PATHS = {"blocks": "vit.layers", "readout": ("vit.layernorm", "classifier"), "to
         (
             {"token": "mean"},
             r"token='mean', but the discovered stream of ViTForImageClassification takes only "
-            r"stream, example; leave it out, or name all parts: as_stream\(model, blocks=",
+            r"stream, output, example; leave it out, or name all parts: as_stream\(model, blocks=",
         ),
         (
             {"task": "regression"},
