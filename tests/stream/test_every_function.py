@@ -190,7 +190,7 @@ PATHS = {"blocks": "vit.layers", "readout": ("vit.layernorm", "classifier"), "to
         ),
         (
             {"tower": "text"},
-            "tower='text', but the .* of ViTFor.* takes only stream, output, example; leave it out$",
+            "tower='text', but the .* of ViT.* takes only stream, output, example; leave it out$",
         ),
         (
             {**PATHS, "tower": "text"},
