@@ -66,7 +66,7 @@ def recorded_of(name: str) -> tuple[Recipe, list[Finished]]:
 
 def test_errors_of_two_objectives_are_judged_by_the_interval_of_their_ratio() -> None:
     recipe, cells = recorded_of("progressive_table1")
-    cells = [one for one in cells if one.cell["batch_size"] < one.cell["points"]]
+    cells = [one for one in cells if one.cell["batch_size"] < one.cell["points"]][:5]
 
     def verdict(*ratios: float) -> object:
         for one, ratio in zip(cells, ratios, strict=True):
