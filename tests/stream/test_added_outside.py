@@ -277,3 +277,25 @@ def test_a_sum_that_depends_on_the_data_is_refused_where_it_is_left_out(place: i
     assert stream.observe(tokens).logits(2).shape == (2, 5)
     with pytest.raises(UnsupportedModelError, match="otherwise than by adding it to"):
         stream.observe(tokens + 1)
+
+
+class DropPath(Flat):
+    """In training mode, drops what its modules return, by arithmetic of its own."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens)
+        for part in self.parts:
+            out = part(x)
+            x = x + (out * torch.bernoulli(torch.full_like(out, 0.5)) if self.training else out)
+        return self.head(x.mean(1))
+
+
+def test_a_drop_path_of_the_models_own_is_refused_in_training_mode() -> None:
+    tokens = torch.zeros(2, 4, dtype=torch.long)
+    model = DropPath().eval()
+    stream = ed.as_stream(model, example={"tokens": tokens})
+    assert torch.equal(stream.observe(tokens).logits(4), model(tokens))
+    model.train()
+    for run in (stream.observe, stream.start):
+        with pytest.raises(UnsupportedModelError, match="otherwise than by adding it to"):
+            run(tokens)
